@@ -12,7 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use egret_event_loop::{EventNotifier, Nanos};
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use crate::blkdebug::Blkdebug;
 use crate::block_range_lock::BlockRangeLock;
 use crate::engine_kind::EngineKind;
-use crate::failure::{Failure, Failures};
+use crate::failure::{Failure, FailureLog};
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
 use crate::lock;
 use crate::options::{Aio, Discard, Options};
@@ -31,6 +31,7 @@ use crate::throttle::{Direction, Throttle, ThrottleGroup};
 use predecessor::Predecessor;
 
 pub use active::{Active, Standing};
+pub use open::Image;
 
 /// An open image: what it is, and what was learnt about it.
 ///
@@ -46,7 +47,7 @@ pub struct Disk {
     pub(crate) block_range_lock: Option<BlockRangeLock>,
     pub(crate) able: Able,
     pub(crate) throttle: Throttle,
-    pub(crate) failures: Failures,
+    failures: OnceLock<Arc<FailureLog>>,
     /// Errors that are injected on purpose.
     pub(crate) blkdebug: Option<Box<Blkdebug>>,
     /// Those of the page cache, where requests go through it; and what was lost, wherever they go.
@@ -190,10 +191,12 @@ impl Disk {
         }
     }
 
-    /// Notes a failure, for who [watches](Self::watch_failures) them.
+    /// Notes a failure in its [log](Self::log_failures), if it has one.
     #[cold]
     pub fn note_failure(&self, failure: Failure) {
-        self.failures.note(failure);
+        if let Some(log) = self.failures.get() {
+            log.note(failure);
+        }
     }
 
     /// Whether writes are lost, because a flush through the page cache failed, or that of a disk in whose place this one is: no
@@ -219,18 +222,16 @@ impl Disk {
         self.throttle.set_group(group);
     }
 
-    /// Has a notifier set when a failure is [noted](Self::note_failure), or somebody else has
-    /// [changed its size](Self::take_new_size), from here on; the first one to be named is.
-    pub fn watch_failures(&self, bell: &EventNotifier) {
+    /// Has a notifier set when somebody else has [changed its size](Self::take_new_size), from here on.
+    pub fn watch_size(&self, bell: &EventNotifier) {
         if let Backing::Remote(remote) = &self.backing {
             remote.watch(bell);
         }
-        self.failures.watch(bell);
     }
 
-    /// Of each export the newest failure since this was last asked.
-    pub fn take_failures(&self) -> Vec<Failure> {
-        self.failures.take()
+    /// Has failures [noted](Self::note_failure) there from here on; the first log to be named is its log.
+    pub fn log_failures(&self, log: Arc<FailureLog>) {
+        let _ = self.failures.set(log);
     }
 
     /// The name that messages call it.

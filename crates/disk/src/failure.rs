@@ -1,10 +1,12 @@
 //! The newest request of a disk that failed, of each export, and a notifier that is set when there is one.
 //!
 //! I/O threads note failures here. Only the newest is kept, so that failures take no memory however many there are. A request that succeeds comes nowhere near.
+//!
+//! Who tells of failures has the log, and no disk: a disk may be in the hands of somebody who waits for it.
 
 #![forbid(unsafe_code)]
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
@@ -22,6 +24,8 @@ pub struct Failure {
     pub errno: Errno,
     /// What was done about it.
     pub action: Action,
+    /// Whether the disk [has lost writes](crate::Disk::has_lost_writes).
+    pub has_lost_writes: bool,
 }
 
 /// What is done about a request that failed: QEMU's `BlockErrorAction`.
@@ -35,16 +39,17 @@ pub enum Action {
     Stop,
 }
 
-#[derive(Default)]
-pub(crate) struct Failures {
+/// What of a disk has failed and was not told yet. A disk that takes another's place may have the same.
+#[derive(Debug)]
+pub struct FailureLog {
     newest: Mutex<Vec<Failure>>,
-    bell: OnceLock<EventNotifier>,
+    bell: EventNotifier,
 }
 
-impl Failures {
-    /// Has a notifier set by failures from here on; the first one to be named is.
-    pub(crate) fn watch(&self, bell: &EventNotifier) {
-        let _ = self.bell.set(bell.clone());
+impl FailureLog {
+    /// An empty one; the notifier is set by failures from here on.
+    pub fn new(bell: &EventNotifier) -> Self {
+        Self { newest: Mutex::default(), bell: bell.clone() }
     }
 
     /// A stop is kept until it is taken: there is one for each time that an export stops.
@@ -58,12 +63,13 @@ impl Failures {
             None => newest.push(failure),
         }
         drop(newest);
-        if let (true, Some(bell)) = (was_empty, self.bell.get()) {
-            bell.set();
+        if was_empty {
+            self.bell.set();
         }
     }
 
-    pub(crate) fn take(&self) -> Vec<Failure> {
+    /// Of each export the newest failure since this was last asked.
+    pub fn take(&self) -> Vec<Failure> {
         std::mem::take(&mut self.newest.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -73,14 +79,13 @@ mod tests {
     use super::*;
 
     fn failure(export: &str, errno: Errno, action: Action) -> Failure {
-        Failure { export: export.into(), op: Op::Write { fua: false }, errno, action }
+        Failure { export: export.into(), op: Op::Write { fua: false }, errno, action, has_lost_writes: false }
     }
 
     #[test]
     fn the_bell_rings_once_until_the_newest_failure_is_taken() {
         let bell = EventNotifier::new().unwrap();
-        let failures = Failures::default();
-        failures.watch(&bell);
+        let failures = FailureLog::new(&bell);
         for round in 0..2 {
             assert_eq!((failures.take(), bell.clear()), (vec![], false), "{round}");
             failures.note(failure("e0", Errno::IO, Action::Report));
@@ -93,7 +98,7 @@ mod tests {
 
     #[test]
     fn each_export_has_a_newest_failure_and_that_it_stopped_is_not_forgotten_for_a_newer_one() {
-        let failures = Failures::default();
+        let failures = FailureLog::new(&EventNotifier::new().unwrap());
         failures.note(failure("e0", Errno::NOSPC, Action::Stop));
         failures.note(failure("e1", Errno::IO, Action::Report));
         failures.note(failure("e0", Errno::IO, Action::Report));

@@ -58,11 +58,11 @@ mod sync {
 }
 
 pub use blkdebug::{DebugRules, InjectError, SetState};
-pub use disk::{Active, Disk, Extent, Standing};
+pub use disk::{Active, Disk, Extent, Image, Standing};
 pub use engine::{Engine, Pinning};
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};
-pub use failure::{Action, Failure};
+pub use failure::{Action, Failure, FailureLog};
 pub use geometry::{Blocks, Limits as BlockLimits};
 pub use job::{Job, Jobs};
 pub use lock::{LOCK_PATIENCE, LOOK_AGAIN};

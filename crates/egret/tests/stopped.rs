@@ -4,6 +4,8 @@
 mod support;
 
 use std::fs;
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -277,6 +279,94 @@ fn a_request_that_fails_while_its_disk_is_reopened_is_told_of_like_others() {
         resume(&mut qmp);
         client.join().unwrap();
     });
+}
+
+#[test]
+fn what_fails_is_told_and_exports_are_resumed_while_a_change_of_something_else_does_not_end() {
+    let scratch = Scratch::new();
+    let [monitor, socket, slow, nowhere] = ["qmp", "disk", "slow", "nbd"].map(|name| scratch.path(name));
+    let options = Options::new()
+        .monitor("m", &monitor)
+        .disk("d0", &scratch.image("disk", 16 * MIB), "")
+        .words(["--blockdev", "driver=null-co,node-name=d1,size=1M,latency-ns=1000000000000"])
+        .export("e0", "d0", &socket, "writable=on,werror=stop")
+        .export("e1", "d1", &slow, "writable=on,request-timeout=1");
+    let server = Server::start(&Program::egret_with_small_files(), &options);
+    let (mut qmp, mut changes) = (Qmp::connect(&monitor), Qmp::connect(&monitor));
+    // A server of NBD that lets its clients in, and says nothing.
+    let silent = UnixListener::bind(&nowhere).unwrap();
+    let node = json!({"driver": "nbd", "node-name": "d2", "server": {"type": "unix", "path": nowhere},
+                      "open-timeout": 3600});
+    changes.send(json!({"execute": "blockdev-add", "arguments": node}).to_string().as_bytes());
+    let _let_in = silent.accept().unwrap();
+    std::thread::scope(|scope| {
+        let (mut disk, mut hung) = (Disk::connect(&socket).unwrap(), Disk::connect(&slow).unwrap());
+        // Nobody waits for it.
+        std::thread::spawn(move || hung.first().read(0, 4096));
+        let client = scope.spawn(move || disk.first().write(BEYOND, &[1; 4096]).unwrap());
+        assert_eq!(qmp.event("BLOCK_IO_ERROR")["action"], "stop");
+        assert_eq!(qmp.event("EGRET_REQUEST_TIMEOUT")["id"], "e1");
+        allow_large_files(&server);
+        resume(&mut qmp);
+        client.join().unwrap();
+        assert!(qmp.fail("block-export-resume", json!({"id": "e2"})).contains("'e2'"));
+        changes.stream().set_nonblocking(true).unwrap();
+        let mut said = Vec::new();
+        assert_eq!(changes.stream().read_to_end(&mut said).unwrap_err().kind(), ErrorKind::WouldBlock);
+        let said = String::from_utf8(said).unwrap();
+        assert!(!said.contains("\"return\"") && !said.contains("\"error\""), "it is in work still: {said}");
+        drop(server);
+    });
+}
+
+#[test]
+fn a_disk_that_hangs_with_what_is_read_of_it_to_be_opened_fails_that_change_alone_and_is_opened_when_it_is_well() {
+    let test =
+        "a_disk_that_hangs_with_what_is_read_of_it_to_be_opened_fails_that_change_alone_and_is_opened_when_it_is_well";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(8 * MIB);
+    let [monitor, socket] = ["qmp", "disk"].map(|name| scratch.path(name));
+    let options = Options::new()
+        .monitor("m", &monitor)
+        .disk("d0", &faulty.path(), "aio=threads,cache.direct=on")
+        .disk("d1", &scratch.image("other", 8 * MIB), "")
+        .export("e0", "d0", &socket, "writable=on,werror=stop,rerror=stop");
+    let server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&monitor);
+    let mut disk = Disk::connect(&socket).unwrap();
+    disk.first().write_pattern(0..MIB, 5).unwrap();
+    let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
+    faulty.tell(Order::Inject(never)).unwrap();
+
+    let node = |name: &str, discard: &str| {
+        json!({"driver": "file", "node-name": name, "filename": faulty.path(), "aio": "threads", "discard": discard,
+               "cache": {"direct": true}})
+    };
+    let reopening = json!({"options": [node("d0", "unmap")]});
+    let said = format!("'{}' does not answer: it could not be opened in 5 s", faulty.path().display());
+    for _ in 0..2 {
+        let failed = qmp.fail("blockdev-reopen", reopening.clone());
+        assert!(failed.starts_with("blockdev 'd0': ") && failed.contains(&said), "{failed}");
+    }
+    let failed = qmp.fail("blockdev-add", node("d2", "ignore"));
+    assert!(failed.starts_with("blockdev 'd2': ") && failed.contains(&said), "{failed}");
+    // Others are changed as ever, and what needs no reading is done.
+    let other =
+        json!({"driver": "file", "node-name": "d1", "filename": scratch.image_path("other"), "discard": "unmap"});
+    qmp.run("blockdev-reopen", json!({"options": [other]}));
+    disk.first().write_pattern(MIB..2 * MIB, 5).unwrap();
+
+    faulty.tell(Order::Clear).unwrap();
+    faulty.tell(Order::Release).unwrap();
+    qmp.run("blockdev-reopen", reopening);
+    qmp.run("blockdev-add", node("d2", "ignore"));
+    qmp.run("blockdev-del", json!({"node-name": "d2"}));
+    disk.first().verify_pattern(0..2 * MIB, 5).unwrap();
+    assert!(server.complaints().is_empty(), "{:?}", server.complaints());
+    assert!(server.terminate().success());
 }
 
 #[test]

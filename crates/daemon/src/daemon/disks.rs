@@ -142,10 +142,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// A disk that was just opened, with its node's limits, and with the bell that failures ring.
+    /// A disk that was just opened, with its node's limits, and with the log that its failures are noted in.
     pub(super) fn connected(&self, name: &str, disk: Disk) -> Arc<Disk> {
         disk.set_throttle_group(self.throttle_groups.get(name));
-        disk.watch_failures(self.failures.bell());
+        disk.log_failures(self.failures.log_of(name));
+        disk.watch_size(self.failures.bell());
         Arc::new(disk)
     }
 

@@ -104,18 +104,6 @@ impl Daemon {
         Ok(())
     }
 
-    /// Has an export go on that is stopped because a request failed; does nothing if it is not.
-    ///
-    /// # Errors
-    /// There is none of this name.
-    pub fn resume_export(&self, id: &str) -> Result<(), ChangeError> {
-        match self.exports.get(id) {
-            Some(export) => export.errors().resume(),
-            None => return Err(ChangeError::NoExport(id.to_owned())),
-        }
-        Ok(())
-    }
-
     /// Whether an export is on its way out.
     pub fn is_shutting_down(&self, id: &str) -> bool {
         !self.exports.contains_key(id)

@@ -1,18 +1,20 @@
 //! What disks could not do, told to monitors: of each disk of each export the first failure, and then the newest once a
 //! second.
+//!
+//! Nobody needs the daemon for it, so failures are told while a change is in work.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use egret_disk::{Action, Disk, Failure, Op};
+use egret_disk::{Action, Failure, FailureLog, Op};
 use egret_event_loop::{EventNotifier, Nanos};
-use egret_export::{Export, is_nospace};
+use egret_export::is_nospace;
 
-use super::Daemon;
+use super::{CounterRegistry, Daemon};
 
 /// The least time between two failures of one disk of an export that are told, as in QEMU.
 const REST: Duration = Duration::from_secs(1);
@@ -24,14 +26,16 @@ pub struct DiskFailure {
     pub node_name: String,
     /// What failed.
     pub failure: Failure,
-    /// Whether the page cache has lost writes.
-    pub has_lost_writes: bool,
 }
 
 impl DiskFailure {
     /// What follows from it, if anything does, to be added to what the system says.
     pub const fn consequence(&self) -> &'static str {
-        if self.has_lost_writes { "; writes may be lost, so no flush succeeds before blockdev-reopen" } else { "" }
+        if self.failure.has_lost_writes {
+            "; writes may be lost, so no flush succeeds before blockdev-reopen"
+        } else {
+            ""
+        }
     }
 
     fn action(&self) -> String {
@@ -82,8 +86,16 @@ impl fmt::Display for RequestTimeout {
 }
 
 /// What is known of failures.
-pub(super) struct Failures {
+pub struct Failures {
     bell: EventNotifier,
+    /// The lock is between the daemon and who tells: no I/O thread takes it.
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// By blockdev. A log may outlive its disk, and its disk's successor has the same.
+    logs: BTreeMap<String, Arc<FailureLog>>,
     /// When each disk of an export may be told of again, of those that were told of less than a second ago.
     resting: BTreeMap<(String, Arc<str>), Instant>,
     /// What is to be told then: of each the newest.
@@ -92,13 +104,54 @@ pub(super) struct Failures {
 
 impl Failures {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { bell: EventNotifier::new()?, resting: BTreeMap::new(), later: BTreeMap::new() })
+        Ok(Self { bell: EventNotifier::new()?, known: Mutex::default() })
     }
 
     pub(super) const fn bell(&self) -> &EventNotifier {
         &self.bell
     }
 
+    /// Where failures of a blockdev are noted.
+    pub(super) fn log_of(&self, name: &str) -> Arc<FailureLog> {
+        let new = || Arc::new(FailureLog::new(&self.bell));
+        Arc::clone(self.lock().logs.entry(name.to_owned()).or_insert_with(new))
+    }
+
+    /// When [`take`](Self::take) should be asked again without the bell: a disk that is not to be told of yet may have
+    /// failed meanwhile.
+    pub fn due(&self) -> Option<Instant> {
+        self.lock().resting.values().min().copied()
+    }
+
+    /// The failures that are to be told at `now`; a disk's newest waits until it is a second after the one before. That
+    /// an export has stopped is told at once: it does so once, and then waits.
+    pub fn take(&self, now: Instant) -> Vec<DiskFailure> {
+        self.bell.clear();
+        let mut known = self.lock();
+        let mut newer = Vec::new();
+        known.logs.retain(|name, log| {
+            let is_used = Arc::strong_count(log) > 1;
+            newer.extend(log.take().into_iter().map(|failure| (name.clone(), failure)));
+            is_used
+        });
+        let due = known.due(newer, now);
+        due.into_iter().map(|((node_name, _), failure)| DiskFailure { node_name, failure }).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Readable when there may be news of failures, or [of requests that are
+/// overdue](CounterRegistry::request_timeouts).
+impl AsFd for Failures {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+impl Known {
     /// What is to be told at `now`, of what is new and of what has waited.
     fn due(
         &mut self,
@@ -121,41 +174,24 @@ impl Failures {
     }
 }
 
-impl Daemon {
+impl CounterRegistry {
     /// The exports that have requests that are overdue, since this was last asked.
     pub fn request_timeouts(&self) -> Vec<RequestTimeout> {
-        let told = |(id, export): (&String, &Export)| {
-            let oldest = export.errors().take_overdue()?;
-            Some(RequestTimeout { export: id.clone(), requests: export.stats().overdue, oldest })
-        };
-        self.exports.iter().filter_map(told).collect()
-    }
-
-    /// Readable when [`failures`](Self::failures) or [`request_timeouts`](Self::request_timeouts) may have news.
-    pub fn failures_bell(&self) -> BorrowedFd<'_> {
-        self.failures.bell.as_fd()
-    }
-
-    /// When [`failures`](Self::failures) should be asked again without the bell: a disk that is not to be told of yet
-    /// may have failed meanwhile.
-    pub fn failures_due(&self) -> Option<Instant> {
-        self.failures.resting.values().min().copied()
-    }
-
-    /// The failures that are to be told at `now`; a disk's newest waits until it is a second after the one before. That
-    /// an export has stopped is told at once: it does so once, and then waits.
-    pub fn failures(&mut self, now: Instant) -> Vec<DiskFailure> {
-        self.failures.bell.clear();
-        let newer = |(name, disk): (&String, &Arc<Disk>)| {
-            let name = name.clone();
-            disk.take_failures().into_iter().map(move |failure| (name.clone(), failure))
-        };
-        let due = self.failures.due(self.disks.iter().flat_map(newer), now);
-        let told = due.into_iter().map(|((node_name, _), failure)| {
-            let has_lost_writes = self.disks.get(&node_name).is_some_and(|disk| disk.has_lost_writes());
-            DiskFailure { node_name, failure, has_lost_writes }
+        let watched = self.read();
+        let told = watched.errors.iter().filter_map(|(id, errors)| {
+            let oldest = errors.take_overdue()?;
+            let queues = watched.exports.get(id).into_iter().flatten();
+            let requests = queues.map(|queue| queue.read().overdue).sum();
+            Some(RequestTimeout { export: id.clone(), requests, oldest })
         });
         told.collect()
+    }
+}
+
+impl Daemon {
+    /// What is known of failures, for whoever tells of them.
+    pub const fn failures(&self) -> &Arc<Failures> {
+        &self.failures
     }
 }
 
@@ -167,11 +203,12 @@ mod tests {
 
     #[test]
     fn a_failure_waits_for_the_second_after_the_one_before_and_a_stop_for_nothing() {
-        let mut failures = Failures::new().unwrap();
+        let mut failures = Known::default();
         let begun = Instant::now();
         let mut actions = |action: &[Action], after: Duration| -> Vec<Action> {
             let failed = |&action| {
-                let failure = Failure { export: "e0".into(), op: Op::Flush, errno: Errno::IO, action };
+                let failure =
+                    Failure { export: "e0".into(), op: Op::Flush, errno: Errno::IO, action, has_lost_writes: false };
                 ("d0".to_owned(), failure)
             };
             failures.due(action.iter().map(failed), begun + after).into_iter().map(|(_, told)| told.action).collect()

@@ -190,9 +190,10 @@ impl Daemon {
             None => Ok((None, None)),
         }
         .map_err(explain)?;
+        let image = self.openings.open(options, handed)?;
         let disk = match old {
-            None => Disk::open_handed(options, handed)?,
-            Some(old) => old.reopen_handed(options, handed)?,
+            None => Disk::of(options, image)?,
+            Some(old) => old.reopen_as(options, image)?,
         };
         let disk = self.connected(&options.node_name, disk);
         if let Some(member) = member {

@@ -73,8 +73,6 @@ impl Daemon {
         let (gone, left_behind) = channel::<Never>();
         for DiskSwap { old, new } in swaps {
             let name = old.node_name().to_owned();
-            // Of what failed while the queues drained nobody would hear: who asks disks for it does not know this one any more.
-            old.take_failures().into_iter().for_each(|failure| new.note_failure(failure));
             // They could be in the way of a disk that is opened after this one, and what holds the old one may hang.
             old.leave_locks();
             drop(old);

@@ -11,6 +11,7 @@
 //! | `reservations` | files that reservations are kept in |
 //! | `limits` | limits on disks |
 //! | `fd_sets` | descriptors that were handed over, to open images through |
+//! | `openings` | images that are opened while others are served |
 //! | `live` | which I/O threads and disks queues use while they run |
 //! | `teardowns` | exports and units that drain before they are gone |
 //! | `ending` | everything, at the end |
@@ -33,6 +34,7 @@ mod limits;
 mod live;
 mod luns;
 mod nbd;
+mod openings;
 mod remote;
 mod reservations;
 mod scsi;
@@ -55,11 +57,11 @@ pub use counter_registry::{CounterRegistry, IoThreadCounters, Time, Watched};
 pub use credentials::Credentials;
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
-use failures::Failures;
-pub use failures::{DiskFailure, RequestTimeout};
+pub use failures::{DiskFailure, Failures, RequestTimeout};
 use fd_sets::FdSets;
 pub use fd_sets::{FdSetError, FdSetShown};
 use io_threads::RunningIoThread;
+use openings::{Openings, PATIENCE};
 pub(crate) use remote::cluster_of;
 use scsi::KeptUnit;
 pub use statistics::DiskState;
@@ -85,10 +87,11 @@ pub struct Daemon {
     units: BTreeMap<String, Vec<KeptUnit>>,
     teardowns: Teardowns,
     registry: Arc<CounterRegistry>,
-    failures: Failures,
+    failures: Arc<Failures>,
     /// What is mapped of guests' memory for all exports.
     memory: Arc<MemoryBudget>,
     fd_sets: FdSets,
+    openings: Openings,
     /// What disks and the NBD server encrypt by.
     credentials: Credentials,
     /// It outlives its exports.
@@ -120,13 +123,14 @@ impl Daemon {
             throttle_groups: BTreeMap::new(),
             units: BTreeMap::new(),
             teardowns: Teardowns::new().map_err(no_bell)?,
-            failures: Failures::new().map_err(no_bell)?,
+            failures: Failures::new().map_err(no_bell)?.into(),
             memory: MemoryBudget::new(
                 MemoryLimits { bytes: config.memory_max, regions: MOST_REGIONS },
                 "daemon",
                 "--memory-max",
             ),
             fd_sets: FdSets::default(),
+            openings: Openings::default(),
             credentials: match inherited.take_credentials() {
                 Some(read) => read,
                 None => Credentials::read(config)?,
@@ -155,6 +159,7 @@ impl Daemon {
             new.start_export(export, socket)?;
         }
         new.nbd_server.iter().for_each(NbdServer::open);
+        new.openings.limit(PATIENCE);
         Ok(new)
     }
 

@@ -8,7 +8,7 @@ use egret_export::{IoStatus, QueueStats};
 use egret_vocabulary::Config;
 
 use super::statistics::OpenDisk;
-use super::{Daemon, DiskState, FdSetShown, Watched};
+use super::{ChangeError, Daemon, DiskState, FdSetShown, Watched};
 
 /// A daemon's objects. It holds none of them: what it shows may be closed meanwhile.
 #[derive(Clone, Debug)]
@@ -61,6 +61,16 @@ impl View {
     /// Whether an export is stopped because a request failed; one on its way out is not.
     pub fn io_status(&self, id: &str) -> IoStatus {
         self.watched.errors.get(id).map_or(IoStatus::Ok, |errors| errors.status())
+    }
+
+    /// Has an export go on that is stopped because a request failed; does nothing if it is not.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn resume_export(&self, id: &str) -> Result<(), ChangeError> {
+        let errors = self.watched.errors.get(id).ok_or_else(|| ChangeError::NoExport(id.to_owned()))?;
+        errors.resume();
+        Ok(())
     }
 
     /// A disk; of one that another lies over, what that one sees.

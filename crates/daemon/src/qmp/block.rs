@@ -185,9 +185,9 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: "{}",
         about: "Have an export go on that is stopped because a request failed (`rerror`, `werror`): what waits is tried \
                 again, in its order, and may stop it again. Does nothing to an export that is not stopped.",
-        run: Run::Mutate(|context, arguments| {
+        run: Run::Query(|view, arguments| {
             let Resume { id } = typed(arguments)?;
-            context.daemon.resume_export(&id)?;
+            view.resume_export(&id)?;
             Ok(nothing())
         }),
     },

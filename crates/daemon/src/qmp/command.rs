@@ -20,7 +20,7 @@ pub struct Context<'a> {
 /// How a command runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Run {
-    /// It only looks, and is answered at once, whatever change is in work.
+    /// It changes no object, and is answered at once, whatever change is in work: it looks, or has an export go on.
     Query(fn(&View, Arguments) -> Result<Value, QmpError>),
     /// It changes objects, or asks them, and waits for the changes before it.
     Mutate(fn(&mut Context<'_>, Arguments) -> Result<Value, QmpError>),

@@ -1,7 +1,8 @@
 //! The thread that serves all monitors, and owns the daemon whenever no change is in work.
 //!
-//! What only looks is answered at once. Changes wait for one another, and for nothing else: a disk that takes its time
-//! holds up who changes something, and who gave that order, and nobody else.
+//! What only looks is answered at once, an export that is stopped goes on at once, and what fails is told at once. Changes
+//! wait for one another, and for nothing else: a disk that takes its time holds up who changes something, and who gave that
+//! order, and nobody else.
 //!
 //! What a client may cost is bounded: it has one command in work and one buffer of input, and gives no more while its
 //! answers wait for it to read; events that it does not read cut it off; and each socket has so many clients and no more,
@@ -23,7 +24,7 @@ use super::command::{Run, nothing};
 use super::commands::COMMANDS;
 use super::event::Event;
 use super::session::Order;
-use crate::daemon::{CounterRegistry, Daemon, TornDown, View};
+use crate::daemon::{CounterRegistry, Daemon, Failures, TornDown, View};
 use crate::listen::Socket;
 use crate::process::{Inherited, Patience};
 use crate::watchdog::Stalls;
@@ -54,6 +55,7 @@ pub struct Control {
     /// How it was after the last change.
     view: View,
     registry: Arc<CounterRegistry>,
+    failures: Arc<Failures>,
     changes: Changes,
     /// Orders of clients that wait for a change in work, the oldest first.
     orders: VecDeque<(ClientId, Order)>,
@@ -84,6 +86,7 @@ impl Control {
         let mut new = Self {
             view: daemon.view(),
             registry: Arc::clone(daemon.registry()),
+            failures: Arc::clone(daemon.failures()),
             daemon: Some(daemon),
             changes: Changes::start()?,
             orders: VecDeque::new(),
@@ -191,10 +194,8 @@ impl Control {
         let now = Instant::now();
         self.resting_until = self.resting_until.filter(|end| *end > now);
         let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        let mut fds = vec![input(until), input(self.changes.as_fd())];
-        if let Some(daemon) = &self.daemon {
-            fds.extend([input(daemon.teardowns_bell()), input(daemon.failures_bell())]);
-        }
+        let mut fds = vec![input(until), input(self.changes.as_fd()), input(self.failures.as_fd())];
+        fds.extend(self.daemon.iter().map(|daemon| input(daemon.teardowns_bell())));
         fds.extend(self.stalls.iter().map(|stalls| input(stalls.as_fd())));
         if self.resting_until.is_none() {
             let open = (0..self.places.len()).filter(|place| self.has_room(*place));
@@ -204,12 +205,12 @@ impl Control {
             fds.extend(client.interest().into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         }
         let ready = self.clients.iter().any(|(_, client)| client.is_ready());
-        let ends = [deadline, self.resting_until, self.daemon.as_ref().and_then(Daemon::failures_due)];
+        let ends = [deadline, self.resting_until, self.failures.due()];
         let end = if ready { Some(now) } else { ends.into_iter().flatten().min() };
         let timeout = end.and_then(|end| Timespec::try_from(end.saturating_duration_since(now)).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {
-                self.has_teardowns |= self.daemon.is_some() && fds[2].revents().contains(PollFlags::IN);
+                self.has_teardowns |= self.daemon.is_some() && fds[3].revents().contains(PollFlags::IN);
                 Ok(fds[0].revents().contains(PollFlags::IN))
             }
             Err(rustix::io::Errno::INTR) => Ok(false),
@@ -328,16 +329,15 @@ impl Control {
     }
 
     fn announce_failures(&mut self) {
-        let failures = self.daemon.as_mut().map(|daemon| daemon.failures(Instant::now()));
+        let failures = self.failures.take(Instant::now());
         if let Some(daemon) = &self.daemon {
             daemon.announce_sizes();
         }
-        for failure in failures.unwrap_or_default() {
+        for failure in failures {
             tracing::warn!("{failure}");
             self.announce(&Event::BlockIoError(failure));
         }
-        let timeouts = self.daemon.as_ref().map(Daemon::request_timeouts);
-        for timeout in timeouts.unwrap_or_default() {
+        for timeout in self.registry.request_timeouts() {
             tracing::warn!("{timeout}");
             self.announce(&Event::RequestTimeout(timeout));
         }

@@ -1,11 +1,14 @@
-//! How an image is opened: checked, locked, measured, and what is said where that fails.
+//! How an image is opened: checked, read, locked, measured, and what is said where that fails.
+//!
+//! What may wait for a disk that hangs comes first, as an [`Image`] of its own. Whoever has no time for that leaves it to
+//! somebody else, and what is opened in the end, when nobody wants it any more, has no locks.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use egret_confine::{Use, refusal};
 use egret_event_loop::Nanos;
@@ -17,7 +20,6 @@ use super::{Able, Backing, Disk, Standing};
 use crate::blkdebug::Blkdebug;
 use crate::block_range_lock::BlockRangeLock;
 use crate::error::{OpenCause, OpenError};
-use crate::failure::Failures;
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
 use crate::lock::{self, Usage};
 use crate::options::{Aio, DetectZeroes, Discard, Driver, Options};
@@ -32,21 +34,17 @@ impl Disk {
     ///
     /// One line that names the disk, what is wrong with it and what would be right.
     pub fn open(options: &Options) -> Result<Self, OpenError> {
-        Self::open_handed(options, None)
+        Self::of(options, Image::open(options, None)?)
     }
 
-    /// As [`open`](Self::open), with a descriptor of the image if somebody has handed one over: the path is then a name in
-    /// messages, and leads nowhere.
-    ///
-    /// The open file description is to be this disk's alone for as long as it is open: locks and O_DIRECT belong to it.
-    /// It must be open for writing if the disk is. What it was opened with otherwise, O_APPEND say, is taken back.
+    /// As [`open`](Self::open), with the image that was opened as the same options say.
     ///
     /// # Errors
     ///
     /// As [`open`](Self::open).
-    pub fn open_handed(options: &Options, handed: Option<File>) -> Result<Self, OpenError> {
+    pub fn of(options: &Options, image: Image) -> Result<Self, OpenError> {
         let usage = usage(options);
-        let opened = Self::open_backing(options, handed, |file, path| match options.allow_inactive {
+        let opened = Self::with_backing(options, image, |file, path| match options.allow_inactive {
             true => Ok(()),
             false => lock::lock(file, path, usage),
         });
@@ -61,17 +59,17 @@ impl Disk {
     ///
     /// As [`open`](Self::open); and another image has taken the place of the one that is open.
     pub fn reopen(&self, options: &Options) -> Result<Self, OpenError> {
-        self.reopen_handed(options, None)
+        self.reopen_as(options, Image::open(options, None)?)
     }
 
-    /// As [`reopen`](Self::reopen), with a descriptor that somebody has handed over, as with
-    /// [`open_handed`](Self::open_handed): of another open file description than this disk's.
+    /// As [`reopen`](Self::reopen), with the image that was opened as the same options say: with another open file
+    /// description than this disk's.
     ///
     /// # Errors
     ///
     /// As [`reopen`](Self::reopen).
-    pub fn reopen_handed(&self, options: &Options, handed: Option<File>) -> Result<Self, OpenError> {
-        let opened = Self::open_backing(options, handed, |file, path| {
+    pub fn reopen_as(&self, options: &Options, image: Image) -> Result<Self, OpenError> {
+        let opened = Self::with_backing(options, image, |file, path| {
             let Some(old) = self.file() else { return lock::lock(file, path, usage(options)) };
             let same = geometry::is_same(old, file);
             match same.map_err(|source| OpenCause::Io { what: "identify", path: path.to_owned(), source })? {
@@ -100,44 +98,24 @@ impl Disk {
         }
     }
 
-    fn open_backing(
+    fn with_backing(
         options: &Options,
-        handed: Option<File>,
+        image: Image,
         take_locks: impl FnOnce(&File, &Path) -> Result<(), OpenCause>,
     ) -> Result<Self, OpenCause> {
-        if options.detect_zeroes == DetectZeroes::Unmap && options.discard != Discard::Unmap {
-            return Err(OpenCause::DetectZeroesNeedsUnmap);
-        }
-        let (path, device) = match &options.driver {
+        let (path, device, Image(opened)) = match &options.driver {
             &Driver::Null { size, latency, read_zeroes } => return Self::null(options, size, latency, read_zeroes),
-            Driver::File { filename } => (filename, false),
-            Driver::HostDevice { filename } => (filename, true),
+            Driver::File { filename } => (filename, false, image),
+            Driver::HostDevice { filename } => (filename, true, image),
             Driver::Remote(remote) => return Self::remote(options, remote),
         };
-        if options.aio == Aio::Native && !options.direct {
-            return Err(OpenCause::NativeNeedsDirect);
-        }
-        let file = match handed {
-            None => {
-                // Before it is opened: opening a pipe would wait for its other end.
-                let found = std::fs::metadata(path).map_err(|e| explain(e, path, true))?;
-                check_kind(found.file_type(), path, device)?;
-                open_file(path, options)?
-            }
-            Some(file) => {
-                let found = file.metadata().map_err(|e| explain(e, path, true))?;
-                check_kind(found.file_type(), path, device)?;
-                set_flags(&file, path, options)?;
-                file
-            }
-        };
+        let (file, alignment) = opened.unwrap_or_else(|| unreachable!("it was opened as the same options say"));
         let failed = |what| move |source| OpenCause::Io { what, path: path.clone(), source };
         if device && !options.read_only && geometry::is_read_only_device(&file) {
             return Err(OpenCause::ReadOnly(path.clone()));
         }
         take_locks(&file, path)?;
         let blocks = geometry::blocks(&file, device).map_err(failed("find the block size of"))?;
-        let alignment = if options.direct { direct_alignment(&file, path, device)? } else { Alignment::NONE };
         let size = geometry::size(&file, device).map_err(failed("find the size of"))?;
         let block = alignment.offset.max(SECTOR);
         if size == 0 {
@@ -192,13 +170,66 @@ impl Disk {
             block_range_lock: (alignment.offset > SECTOR).then(BlockRangeLock::default),
             able: Able::everything(),
             throttle: Throttle::default(),
-            failures: Failures::default(),
+            failures: OnceLock::new(),
             blkdebug: Blkdebug::new(&options.blkdebug).map(Box::new),
             syncs: Syncs::default(),
             predecessor: Predecessor::default(),
             users: Mutex::default(),
             standing: Arc::new(Standing { size: size.into(), is_active: (!options.allow_inactive).into() }),
         }
+    }
+}
+
+/// The image of a disk, open, and read once where direct I/O is to be tried: all of opening a disk that may wait for a disk
+/// that hangs.
+#[derive(Debug)]
+pub struct Image(
+    /// Nothing, of a disk that has neither a file nor a device.
+    Option<(File, Alignment)>,
+);
+
+impl Image {
+    /// Opens the image of a disk, unlocked. If somebody has handed over a descriptor of it, that is what is open: the path is
+    /// then a name in messages, and leads nowhere.
+    ///
+    /// The open file description is to be this disk's alone for as long as it is open: locks and O_DIRECT belong to it.
+    /// It must be open for writing if the disk is. What it was opened with otherwise, O_APPEND say, is taken back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Disk::open`].
+    pub fn open(options: &Options, handed: Option<File>) -> Result<Self, OpenError> {
+        Self::open_file(options, handed).map_err(|cause| OpenError { node_name: options.node_name.clone(), cause })
+    }
+
+    fn open_file(options: &Options, handed: Option<File>) -> Result<Self, OpenCause> {
+        if options.detect_zeroes == DetectZeroes::Unmap && options.discard != Discard::Unmap {
+            return Err(OpenCause::DetectZeroesNeedsUnmap);
+        }
+        let (path, device) = match &options.driver {
+            Driver::Null { .. } | Driver::Remote(_) => return Ok(Self(None)),
+            Driver::File { filename } => (filename, false),
+            Driver::HostDevice { filename } => (filename, true),
+        };
+        if options.aio == Aio::Native && !options.direct {
+            return Err(OpenCause::NativeNeedsDirect);
+        }
+        let file = match handed {
+            None => {
+                // Before it is opened: opening a pipe would wait for its other end.
+                let found = std::fs::metadata(path).map_err(|e| explain(e, path, true))?;
+                check_kind(found.file_type(), path, device)?;
+                open_file(path, options)?
+            }
+            Some(file) => {
+                let found = file.metadata().map_err(|e| explain(e, path, true))?;
+                check_kind(found.file_type(), path, device)?;
+                set_flags(&file, path, options)?;
+                file
+            }
+        };
+        let alignment = if options.direct { direct_alignment(&file, path, device)? } else { Alignment::NONE };
+        Ok(Self(Some((file, alignment))))
     }
 }
 

@@ -102,7 +102,9 @@ impl Calls {
 /// A thread's kind, by its name when it is confined.
 fn kind_of(name: &str) -> ThreadKind {
     match name {
-        "egret" | "egret-changes" | "egret-teardown" | "egret-reopened" | "egret-ending" => ThreadKind::Control,
+        "egret" | "egret-changes" | "egret-opening" | "egret-teardown" | "egret-reopened" | "egret-ending" => {
+            ThreadKind::Control
+        }
         "egret-metrics" => ThreadKind::Metrics,
         "egret-watchdog" => ThreadKind::Watchdog,
         "disk-worker" => ThreadKind::Worker,

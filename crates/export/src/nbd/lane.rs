@@ -254,7 +254,8 @@ impl Lane {
         let Some(part) = self.core.parts.remove(token.slot().into()) else { return false };
         if let Some(failed) = failed {
             let (export, op, errno) = (Arc::clone(&self.core.terms.export), failed.op, failed.errno);
-            self.core.disk.note_failure(Failure { export, op, errno, action: Action::Report });
+            let has_lost_writes = self.core.disk.has_lost_writes();
+            self.core.disk.note_failure(Failure { export, op, errno, action: Action::Report, has_lost_writes });
         }
         if let Some(client) = self.clients[part.client as usize].as_mut()
             && let Err(why) = client.complete(&mut self.core, part, result, buffers.into_pages(), now)

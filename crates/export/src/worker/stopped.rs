@@ -148,7 +148,8 @@ impl QueueWorker {
 
     fn note(&self, DiskKey(key): DiskKey, op: Op, errno: rustix::io::Errno, action: Action) {
         if let Some(Some(disk)) = self.disks.all.get(key as usize) {
-            disk.note_failure(Failure { export: Arc::clone(&self.errors.export), op, errno, action });
+            let (export, has_lost_writes) = (Arc::clone(&self.errors.export), disk.has_lost_writes());
+            disk.note_failure(Failure { export, op, errno, action, has_lost_writes });
         }
     }
 
