@@ -6,12 +6,13 @@
 //! ```
 //!
 //! While an export is stopped its queues keep what fails and what is new, and tell nobody of either: the guest sees a
-//! slow disk. Whoever keeps something waits here to be woken (`worker/stopped.rs`).
+//! slow disk. Whoever keeps something waits here to be woken (`worker/stopped.rs`). It is stopped for as long as a queue
+//! keeps what failed: when the last has nothing of that left, because it was aborted say, the export goes on.
 
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
 
 use egret_disk::{Action, FailedRequest, Op};
@@ -88,15 +89,37 @@ impl IoStatus {
 pub struct ErrorHandling {
     pub(crate) export: Arc<str>,
     pub(crate) policy: ErrorPolicy,
-    /// An [`IoStatus`]; changed under the lock of `waiters` alone.
+    /// An [`IoStatus`]; changed under the lock of `waiting` alone.
     status: AtomicU8,
     stops: AtomicU64,
-    /// Wake the queues that keep requests.
-    waiters: Mutex<Vec<Waker>>,
+    waiting: Mutex<Waiting>,
     /// How many queues have requests that are overdue; and how old the oldest was when there were some, until somebody
     /// asks.
     overdue: Mutex<(u32, Option<Nanos>)>,
     bell: OnceLock<EventNotifier>,
+}
+
+/// Who waits for an export to go on.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// How many queues have what failed.
+    holds: usize,
+    /// Wake the queues that keep requests.
+    wakers: Vec<Waker>,
+}
+
+/// A queue has what failed, so that its export stays stopped until it is resumed, or nobody has one.
+#[derive(Debug)]
+pub(crate) struct Hold(Arc<ErrorHandling>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut waiting = lock(&self.0.waiting);
+        waiting.holds -= 1;
+        if waiting.holds == 0 {
+            self.0.go_on(waiting);
+        }
+    }
 }
 
 impl ErrorHandling {
@@ -107,7 +130,7 @@ impl ErrorHandling {
             policy,
             status,
             stops: AtomicU64::new(0),
-            waiters: Mutex::default(),
+            waiting: Mutex::default(),
             overdue: Mutex::default(),
             bell: OnceLock::new(),
         })
@@ -128,9 +151,14 @@ impl ErrorHandling {
         self.status.load(Ordering::Relaxed) != IoStatus::Ok as u8
     }
 
-    /// Stops the export because of an error; false if it was stopped for as much already.
-    pub(crate) fn stop(&self, errno: Errno) -> bool {
-        let _changing = lock(&self.waiters);
+    /// Stops the export because of an error of a queue, which has what failed from here on; false if it was stopped for as
+    /// much already.
+    pub(crate) fn stop(self: &Arc<Self>, errno: Errno, hold: &mut Option<Hold>) -> bool {
+        let mut waiting = lock(&self.waiting);
+        if hold.is_none() {
+            waiting.holds += 1;
+            *hold = Some(Hold(Arc::clone(self)));
+        }
         let status = if is_nospace(errno) { IoStatus::NoSpace } else { IoStatus::Failed };
         let is_news = self.status.load(Ordering::Relaxed) < status as u8;
         if is_news {
@@ -142,10 +170,21 @@ impl ErrorHandling {
 
     /// Has the export go on, if it is stopped: what waits is tried again.
     pub fn resume(&self) {
-        let mut waiters = lock(&self.waiters);
+        self.go_on(lock(&self.waiting));
+    }
+
+    /// Has the export go on if it is stopped for lack of space, and for nothing else.
+    pub(crate) fn find_space(&self) {
+        let waiting = lock(&self.waiting);
+        if self.status() == IoStatus::NoSpace {
+            self.go_on(waiting);
+        }
+    }
+
+    fn go_on(&self, mut waiting: MutexGuard<'_, Waiting>) {
         self.status.store(IoStatus::Ok as u8, Ordering::Relaxed);
-        let woken = std::mem::take(&mut *waiters);
-        drop(waiters);
+        let woken = std::mem::take(&mut waiting.wakers);
+        drop(waiting);
         woken.into_iter().for_each(Waker::wake);
     }
 
@@ -177,12 +216,12 @@ impl ErrorHandling {
 
     /// Has a queue woken when the export goes on; at once if it is not stopped.
     pub(crate) fn wake_when_resumed(&self, waker: Waker) {
-        let mut waiters = lock(&self.waiters);
+        let mut waiting = lock(&self.waiting);
         if !self.is_stopped() {
-            drop(waiters);
+            drop(waiting);
             waker.wake();
-        } else if waiters.iter().all(|other| !other.will_wake(&waker)) {
-            waiters.push(waker);
+        } else if waiting.wakers.iter().all(|other| !other.will_wake(&waker)) {
+            waiting.wakers.push(waker);
         }
     }
 }
@@ -231,8 +270,9 @@ mod tests {
     fn a_stop_is_news_once_and_whoever_waits_is_woken_once_when_it_is_over_or_at_once() {
         let (errors, count) = (ErrorHandling::new("e0", ErrorPolicy::default()), Arc::<Count>::default());
         let woken = || count.0.load(Ordering::Relaxed);
+        let mut hold = None;
         assert_eq!(
-            [Errno::NOSPC, Errno::NOSPC, Errno::IO, Errno::NOSPC].map(|e| errors.stop(e)),
+            [Errno::NOSPC, Errno::NOSPC, Errno::IO, Errno::NOSPC].map(|e| errors.stop(e, &mut hold)),
             [true, false, true, false]
         );
         assert_eq!((errors.status(), errors.stops()), (IoStatus::Failed, 2));
@@ -244,7 +284,23 @@ mod tests {
         assert_eq!((errors.status(), woken()), (IoStatus::Ok, 1));
         errors.wake_when_resumed(Arc::clone(&count).into());
         assert_eq!(woken(), 2);
-        assert!(errors.stop(Errno::NOSPC));
+        assert!(errors.stop(Errno::NOSPC, &mut hold));
+    }
+
+    #[test]
+    fn an_export_goes_on_when_space_is_found_or_when_nobody_has_what_failed_any_more() {
+        let errors = ErrorHandling::new("e0", ErrorPolicy::default());
+        let (mut one, mut other) = (None, None);
+        for errno in [Errno::NOSPC, Errno::IO] {
+            assert!(errors.stop(errno, &mut one));
+            errors.stop(Errno::NOSPC, &mut other);
+            errors.find_space();
+            assert_eq!(errors.is_stopped(), errno == Errno::IO);
+        }
+        drop(one);
+        assert_eq!(errors.status(), IoStatus::Failed);
+        drop(other);
+        assert_eq!(errors.status(), IoStatus::Ok);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //!
 //! Nobody measures each request: when one was taken in is known, and the queue looks at those in flight four times in a
 //! timeout. So a request is found when it is up to a quarter late.
+//!
+//! One that waited because its export was stopped is as old as the last time that it went on.
 
 use egret_event_loop::{Nanos, Turn};
 
@@ -14,11 +16,13 @@ pub(super) struct Overdue {
     look_at: Nanos,
     /// Some were, when it looked last.
     found: bool,
+    /// By head, when a request that was kept was taken up again; empty if none ever was.
+    taken_up: Vec<Nanos>,
 }
 
 impl Overdue {
     pub(super) fn new(timeout: Nanos) -> Self {
-        Self { timeout, look_at: Nanos::ZERO, found: false }
+        Self { timeout, look_at: Nanos::ZERO, found: false, taken_up: Vec::new() }
     }
 }
 
@@ -44,17 +48,28 @@ impl QueueWorker {
     }
 
     #[cold]
-    fn look_for_overdue(&mut self, now: Nanos) {
-        let Some(Overdue { timeout, .. }) = self.overdue else { return };
+    pub(super) fn look_for_overdue(&mut self, now: Nanos) {
+        let Some(&Overdue { timeout, ref taken_up, .. }) = self.overdue.as_ref() else { return };
         let kept = self.stopped.kept_heads(self.queue.size());
         let in_flight =
             (0..self.queue.size()).filter(|head| self.queue.is_in_flight(*head) && !kept[usize::from(*head)]);
-        let ages = in_flight.map(|head| now - self.begun[usize::from(head)].at);
+        let since = |head: u16| {
+            let taken_up = taken_up.get(usize::from(head)).copied().unwrap_or(Nanos::ZERO);
+            self.begun[usize::from(head)].at.max(taken_up)
+        };
+        let ages = in_flight.map(|head| now - since(head));
         let (mut late, mut oldest) = (0, Nanos::ZERO);
         for age in ages.filter(|age| *age >= timeout) {
             (late, oldest) = (late + 1, oldest.max(age));
         }
         self.tell_overdue(late, oldest);
+    }
+
+    /// A request goes on that was kept.
+    pub(super) fn is_taken_up(&mut self, head: u16, now: Nanos) {
+        let Some(Overdue { taken_up, .. }) = &mut self.overdue else { return };
+        taken_up.resize(self.queue.size().into(), Nanos::ZERO);
+        taken_up[usize::from(head)] = now;
     }
 
     /// So many are overdue, and the oldest is as old as that.

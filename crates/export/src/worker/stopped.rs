@@ -24,7 +24,7 @@ use egret_virtio::{DiskKey, Next};
 use egret_vring::memory::Buffers;
 
 use super::{Leave, Phase, QueueWorker};
-use crate::errors::IoStatus;
+use crate::errors::{Hold, IoStatus};
 use crate::source::Worker;
 
 /// How often a queue tries whether there is space again.
@@ -40,6 +40,8 @@ pub(super) struct Stopped {
     pub(super) leaving: Option<Leave>,
     /// Requests that failed.
     failed: Vec<Kept>,
+    /// There for as long as some of those are, or the one that is tried.
+    hold: Option<Hold>,
     /// Requests that came meanwhile.
     new: Vec<Kept>,
     /// The request that is tried before the others.
@@ -71,6 +73,13 @@ impl Stopped {
 
     fn len(&self) -> usize {
         self.failed.len() + self.new.len()
+    }
+
+    /// Lets the export go on, as far as this queue is concerned, if it has nothing left of what failed.
+    fn let_go_if_none_failed(&mut self) {
+        if self.failed.is_empty() && self.probe.is_none() {
+            self.hold = None;
+        }
     }
 
     /// Whether a request is pushed though the queue keeps what comes.
@@ -106,7 +115,10 @@ impl QueueWorker {
             match probe {
                 // It has done again what comes before what had failed.
                 Some(probe) if probe.out != probe.failed => self.stopped.probe = Some(probe),
-                Some(_) => self.errors.resume(),
+                Some(_) => {
+                    self.errors.find_space();
+                    self.stopped.let_go_if_none_failed();
+                }
                 None => {}
             }
             return Some(completion);
@@ -122,7 +134,7 @@ impl QueueWorker {
         };
         let FailedRequest { op, offset, len, errno, .. } = *failed;
         if action == Action::Stop {
-            if self.errors.stop(errno) {
+            if self.errors.stop(errno, &mut self.stopped.hold) {
                 self.note(key, op, errno, action);
             }
             self.stopped.is = true;
@@ -141,7 +153,7 @@ impl QueueWorker {
             completion.result = Ok(());
         }
         if probe.is_some() {
-            self.errors.resume();
+            self.stopped.let_go_if_none_failed();
         }
         Some(completion)
     }
@@ -229,12 +241,10 @@ impl QueueWorker {
     /// Has everything that was kept run: what failed, and then what came later.
     fn release(&mut self, engines: &mut EngineSet, now: Nanos) {
         // One that is tried is among those that had failed, and how it ends shows nothing any more.
-        let had_failed = self.stopped.probe.take().is_some() || !self.stopped.failed.is_empty();
+        self.stopped.probe = None;
         let failed = mem::take(&mut self.stopped.failed);
-        if had_failed && self.gives_up() {
-            // The others must not wait for what these would have shown.
-            self.errors.resume();
-        }
+        // Where it gives up, and no other queue has what failed, the others must not wait for what these would have shown.
+        self.stopped.hold = None;
         let new = mem::take(&mut self.stopped.new);
         for (key, request) in failed.into_iter().chain(new) {
             self.take_up(engines, key, request, now);
@@ -246,6 +256,7 @@ impl QueueWorker {
     fn take_up(&mut self, engines: &mut EngineSet, key: DiskKey, request: Request<Buffers>, now: Nanos) {
         // As for completions.
         self.check_truncation();
+        self.is_taken_up(request.token.slot(), now);
         match self.model.readmit(self.queue.memory(), key, request) {
             Next::Submit(key, request) => self.push_again(engines, key, request, now),
             next => self.go_on(next, now),
@@ -265,11 +276,10 @@ impl QueueWorker {
     }
 
     /// Ends requests that were kept and that nothing is to become of: their driver has aborted them, or their disk is gone.
-    /// If none is left then of those that had failed, the export goes on.
+    /// If none is left then of those that had failed, in no queue, the export goes on.
     fn end_kept(&mut self, now: Nanos) {
         let queue = &self.queue;
-        let probe = self.stopped.probe.take_if(|probe| !queue.is_in_flight(probe.head));
-        let had_failed = probe.is_some() || !self.stopped.failed.is_empty();
+        self.stopped.probe.take_if(|probe| !queue.is_in_flight(probe.head));
         let (model, disks) = (&self.model, &self.disks);
         let ends = |(key, request): &mut Kept| model.is_aborted(request.token.slot()) || disks.slot(*key).is_none();
         let mut ended: Vec<Kept> = self.stopped.failed.extract_if(.., ends).collect();
@@ -277,9 +287,7 @@ impl QueueWorker {
         for (_, Request { token, buffers, .. }) in ended {
             self.refuse(token, buffers, rustix::io::Errno::NODEV, now);
         }
-        if had_failed && self.stopped.failed.is_empty() && self.stopped.probe.is_none() {
-            self.errors.resume();
-        }
+        self.stopped.let_go_if_none_failed();
         self.count_kept();
     }
 
@@ -301,9 +309,6 @@ impl QueueWorker {
             return;
         }
         self.model.let_go();
-        if self.stopped.probe.is_some() || !self.stopped.failed.is_empty() {
-            self.errors.resume();
-        }
         self.stopped = Stopped::default();
         self.count_kept();
         self.counters.in_flight.set(0);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use egret_disk::{Driver as DiskDriver, EngineOptions, Options};
+use egret_disk::{DebugEvent, DebugRules, Driver as DiskDriver, EngineOptions, InjectError, Options};
 use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice};
 use egret_polling::{Parameters, PolicyKind};
 use egret_virtio::blk::{Blk, BlkConfig};
@@ -12,6 +12,7 @@ use egret_vring::memory::Region;
 use egret_vring::ring::{Driver, DriverConfig, Inflight, InflightConfig, Piece};
 
 use super::*;
+use crate::errors::{ErrorPolicy, IoStatus, OnError};
 
 const HEADER: u64 = 0x1_0000;
 const ANSWERS: u64 = 0x2_0000;
@@ -30,6 +31,11 @@ struct Guest {
 
 impl Guest {
     fn new(packed: bool, disks: Vec<Option<Arc<Disk>>>) -> Self {
+        Self::of(ErrorHandling::new("e", Default::default()), packed, disks)
+    }
+
+    /// One of the guest's queues whose export does this about errors.
+    fn of(errors: Arc<ErrorHandling>, packed: bool, disks: Vec<Option<Arc<Disk>>>) -> Self {
         let blk = BlkConfig {
             capacity_bytes: SIZE,
             logical_block_size: 512,
@@ -51,7 +57,7 @@ impl Guest {
         let model = Blk::new(blk).unwrap().model(0, 64);
         let log = Arc::new(PeerLog::new("e"));
         let info = QueueInfo { log, index: 0, kickless: Kickless::default(), unpinned: channel().0 };
-        let (errors, disks) = (ErrorHandling::new("e", Default::default()), Disks::new(disks));
+        let disks = Disks::new(disks);
         let worker = QueueWorker::new(info, queue, model, disks, VringFds::default(), errors, Arc::default());
         Self { memory, driver, worker }
     }
@@ -190,5 +196,112 @@ fn a_queue_that_stops_for_good_begins_all_of_its_record_before_and_nothing_else(
             used.into_iter().eq(0..MANY),
             "packed: {packed}: each once, and not the one that came after the record"
         );
+    }
+}
+
+/// A disk that fails once, and takes so long when it does not.
+fn sick_disk(errno: Errno, latency: Nanos) -> Arc<Disk> {
+    let once = InjectError { event: DebugEvent::ReadAio, state: None, iotype: None, errno, sector: None, once: true };
+    let blkdebug = DebugRules { inject_error: vec![once], set_state: Vec::new() };
+    let driver = DiskDriver::Null { size: SIZE, latency, read_zeroes: false };
+    Arc::new(Disk::open(&Options { blkdebug, ..Options::new("sick", driver) }).unwrap())
+}
+
+fn stopping(timeout: Option<Nanos>) -> Arc<ErrorHandling> {
+    ErrorHandling::new("e", ErrorPolicy { rerror: OnError::Stop, werror: OnError::Stop, timeout })
+}
+
+/// An export of queues, each with a read of its disk, on one loop. Its queues are given back with what finds them there.
+fn reading(
+    errors: &Arc<ErrorHandling>,
+    disks: impl IntoIterator<Item = Arc<Disk>>,
+) -> (EventLoop<Worker>, Vec<(Driver, SourceId)>) {
+    let mut io = event_loop(ClockReads::ByPhase);
+    let queues = disks.into_iter().map(|disk| {
+        let mut guest = Guest::of(Arc::clone(errors), false, vec![Some(disk)]);
+        guest.ask(IN, 1, 513);
+        let Guest { driver, worker, .. } = guest;
+        (driver, io.attach(worker.into()).map_err(|(_, e)| e).unwrap())
+    });
+    let queues = queues.collect();
+    (io, queues)
+}
+
+fn queue(io: &mut EventLoop<Worker>, id: SourceId) -> &mut QueueWorker {
+    io.source(id).unwrap().queue().unwrap()
+}
+
+#[test]
+fn an_export_goes_on_without_being_told_to_when_no_queue_has_what_failed_any_more_and_not_before() {
+    for leaves in [false, true] {
+        let errors = stopping(None);
+        let sick = || sick_disk(Errno::IO, Nanos::ZERO);
+        let (mut io, mut queues) = reading(&errors, [sick(), sick()]);
+        while queues.iter().any(|(_, id)| queue(&mut io, *id).counters.waiting.get() == 0) {
+            io.turn().unwrap();
+        }
+        assert_eq!((errors.status(), errors.stops()), (IoStatus::Failed, 1));
+        let (other, last) = (queues.pop().unwrap(), queues.pop().unwrap());
+        for ((mut driver, id), left) in [(other, IoStatus::Failed), (last, IoStatus::Ok)] {
+            if leaves {
+                queue(&mut io, id).leave(Leave::Nothing);
+                io.detach(id, |_| ());
+            } else {
+                // As where its unit is taken away.
+                let worker = queue(&mut io, id);
+                worker.remove_disk(DiskKey(0));
+            }
+            io.wake(id);
+            while driver.reap().unwrap().is_none() {
+                io.turn().unwrap();
+            }
+            assert_eq!((errors.status(), errors.stops()), (left, 1), "leaves: {leaves}");
+        }
+    }
+}
+
+#[test]
+fn what_is_tried_for_want_of_space_has_no_export_go_on_that_has_stopped_for_more_since() {
+    let errors = stopping(None);
+    let (mut io, mut queues) = reading(&errors, [sick_disk(Errno::NOSPC, Nanos::from_millis(100))]);
+    let (mut driver, id) = queues.pop().unwrap();
+    while errors.status() == IoStatus::Ok || queue(&mut io, id).counters.waiting.get() == 1 {
+        io.turn().unwrap();
+    }
+    let mut other = None;
+    assert!(errors.stop(Errno::IO, &mut other), "as another queue would");
+    while driver.reap().unwrap().is_none() {
+        io.turn().unwrap();
+    }
+    assert_eq!((errors.status(), errors.stops()), (IoStatus::Failed, 2));
+}
+
+#[test]
+fn no_request_is_overdue_for_what_it_waited_while_its_export_was_stopped() {
+    const TIMEOUT: Nanos = Nanos::from_millis(10_000);
+    for (errno, what) in [(Errno::IO, "goes on"), (Errno::NOSPC, "is tried")] {
+        let errors = stopping(Some(TIMEOUT));
+        let (mut io, mut queues) = reading(&errors, [sick_disk(errno, Nanos::from_millis(1_000_000))]);
+        let (_driver, id) = queues.pop().unwrap();
+        while errors.status() == IoStatus::Ok {
+            io.turn().unwrap();
+        }
+        // For as long as this machine runs.
+        queue(&mut io, id).begun.iter_mut().for_each(|begun| begun.at = Nanos::ZERO);
+        assert!(clock::now() > TIMEOUT);
+        if errno == Errno::IO {
+            errors.resume();
+            io.wake(id);
+        }
+        while queue(&mut io, id).counters.waiting.get() == 1 {
+            io.turn().unwrap();
+        }
+        let taken_up = clock::now();
+        let worker = queue(&mut io, id);
+        worker.look_for_overdue(taken_up);
+        assert_eq!((worker.counters.overdue.get(), errors.take_overdue()), (0, None), "{what}");
+        worker.look_for_overdue(taken_up + TIMEOUT);
+        assert_eq!(worker.counters.overdue.get(), 1, "{what}");
+        assert!(errors.take_overdue().is_some_and(|oldest| oldest < TIMEOUT + TIMEOUT), "{what}");
     }
 }
