@@ -86,9 +86,12 @@ impl Side<'_> {
         logs.values().filter_map(|logs| mean(logs)).collect()
     }
 
-    /// What others used of a machine of so many processors, typically, if that disturbs.
+    /// What others used of a machine of so many processors, or a hypervisor took of it, typically, if that disturbs.
     fn disturbed(&self, processors: usize) -> Option<f64> {
-        let shares: Vec<f64> = self.all().filter_map(|one| one.others(processors)).collect();
+        let capacity = |one: &Measurement| one.seconds.max(1e-9) * 1e9 * processors.max(1) as f64;
+        let stolen = |one: &Measurement| one.cpu.stolen.map_or(0.0, |stolen| stolen as f64 / capacity(one));
+        let shares = self.all().filter_map(|one| Some(one.others(processors)? + stolen(one)));
+        let shares: Vec<f64> = shares.collect();
         (!shares.is_empty()).then(|| median(shares)).filter(|share| *share > DISTURBS)
     }
 
@@ -165,17 +168,17 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
         let [ours, theirs] = sides.map(|side| side.and_then(limit));
         Bound::of(row.metric, ours.as_ref(), theirs.as_ref()).leaves(verdict)
     });
-    // Within a run subjects take turns, and others' work is in all of them. Between two runs it makes the difference, and of one
-    // run each nobody knows how much of it.
-    let processors = a.first().map_or(1, |run| run.host.cpu.usable.len());
-    for (index, _) in questions.iter().filter(|_| runs == 1) {
+    // Within a run subjects take turns, and others' work is in all of them. Between two runs it makes the difference.
+    let processors = [a, b].map(|runs| runs.first().map_or(1, |run| run.host.cpu.usable.len()));
+    for (index, _) in &questions {
         let row = &mut rows[*index];
-        let disturbed = [("first", &first), ("second", &second)]
-            .into_iter()
-            .find_map(|(which, sides)| Some((which, sides.get(&row.key())?.disturbed(processors)?)));
-        if let (Ok(Verdict::Fail), Some((which, share))) = (&row.decision, disturbed) {
+        let [first, second] = [(&first, processors[0]), (&second, processors[1])]
+            .map(|(sides, processors)| sides.get(&row.key())?.disturbed(processors));
+        if let Ok(verdict) = row.decision
+            && let Some(note) = disturbed(verdict, [first, second], runs)
+        {
             row.decision = Ok(Verdict::CantTell { more_pairs: None });
-            row.note = Some(format!("others used {:.0} % of the machine in the {which} run", share * 100.0));
+            row.note = Some(note);
         }
     }
     let new = second
@@ -184,6 +187,25 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
     let mut new: Vec<String> = new.map(|((load, subject, _), _)| format!("{subject}, {load}")).collect();
     new.dedup();
     (rows, new)
+}
+
+/// Why others' work leaves nothing of a verdict, by what they used of the machine in each side's runs where that disturbs.
+/// A first side that they slowed down hides a loss, a second one looks as if it had one. Of one run each nobody knows by how
+/// much; of several that shows in how far they lie apart, unless it was on one side alone.
+fn disturbed(verdict: Verdict, [first, second]: [Option<f64>; 2], runs: usize) -> Option<String> {
+    let in_first = first.map(|share| ("first", share));
+    let in_second = second.map(|share| ("second", share));
+    let (which, share) = match verdict {
+        Verdict::Pass if runs == 1 || second.is_none() => in_first,
+        Verdict::Fail if runs == 1 => in_first.or(in_second),
+        Verdict::Fail if first.is_none() => in_second,
+        Verdict::Pass | Verdict::Fail | Verdict::CantTell { .. } => None,
+    }?;
+    Some(format!(
+        "others used {:.0} % of the machine in the {which} run{}",
+        share * 100.0,
+        if runs > 1 { "s" } else { "" }
+    ))
 }
 
 /// A verdict or why there is none, and what is to be said beside it.
