@@ -159,7 +159,7 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
             rows.push(Row { metric, a: values(theirs), b: values(ours), decision, note, ..row(key) });
         }
     }
-    judge(&mut rows, &questions, |row, verdict| {
+    judge(&mut rows, &questions, runs, |row, verdict| {
         let sides = [&second, &first].map(|sides| sides.get(&row.key()));
         let short = sides.map(|side| shortfall(side?.all()));
         if let Some((verdict, note)) = short_of_rate(row.metric, verdict, short) {
@@ -212,17 +212,21 @@ fn disturbed(verdict: Verdict, [first, second]: [Option<f64>; 2], runs: usize) -
 type Decided = (Result<Verdict, String>, Option<String>);
 
 /// Judges what decides as one family, and gives the rest an interval of its own. `decided` says what is left of a verdict.
-fn judge(rows: &mut [Row], questions: &[(usize, Question)], decided: impl Fn(&Row, Verdict) -> Decided) {
+fn judge(rows: &mut [Row], questions: &[(usize, Question)], runs: usize, decided: impl Fn(&Row, Verdict) -> Decided) {
+    let judge = |family: &[Question]| match runs {
+        0 | 1 => statistics::judge(family, Look::ONLY),
+        _ => statistics::judge_runs(family),
+    };
     let (deciding, shown): (Vec<_>, Vec<_>) =
         questions.iter().copied().partition(|(index, _)| rows[*index].decision.is_ok());
     let family: Vec<Question> = deciding.iter().map(|(_, question)| *question).collect();
-    for ((index, _), (estimate, verdict)) in deciding.iter().zip(statistics::judge(&family, Look::ONLY)) {
+    for ((index, _), (estimate, verdict)) in deciding.iter().zip(judge(&family)) {
         let row = &mut rows[*index];
         row.ratio = Some(estimate);
         (row.decision, row.note) = decided(row, verdict);
     }
     for (index, question) in shown {
-        rows[index].ratio = statistics::judge(&[question], Look::ONLY).first().map(|(estimate, _)| *estimate);
+        rows[index].ratio = judge(&[question]).first().map(|(estimate, _)| *estimate);
     }
 }
 

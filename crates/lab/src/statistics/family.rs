@@ -3,7 +3,7 @@
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
-use super::moderated::moderated;
+use super::moderated::{Moderate, moderated, moderated_of_runs};
 use super::{Limit, Look, Sample, Verdict};
 
 /// The probability that a plan fails though nothing was lost: of twenty runs of a thing beside itself none fails, with a
@@ -117,7 +117,7 @@ impl Believed {
 }
 
 /// What is believed of each sample: its variance moderated by those of its kind, and not less than the noise floor.
-fn believed(all: &[(&'static str, Sample, f64)]) -> Vec<Believed> {
+fn believed(all: &[(&'static str, Sample, f64)], moderate: Moderate) -> Vec<Believed> {
     let mut believed: Vec<Option<Believed>> = vec![None; all.len()];
     let mut kinds: Vec<&str> = all.iter().map(|(kind, ..)| *kind).collect();
     kinds.sort_unstable();
@@ -125,7 +125,7 @@ fn believed(all: &[(&'static str, Sample, f64)]) -> Vec<Believed> {
     for kind in kinds {
         let members: Vec<usize> = (0..all.len()).filter(|index| all[*index].0 == kind).collect();
         let samples: Vec<Sample> = members.iter().map(|index| all[*index].1).collect();
-        for ((index, sample), (variance, freedom)) in members.into_iter().zip(&samples).zip(moderated(&samples)) {
+        for ((index, sample), (variance, freedom)) in members.into_iter().zip(&samples).zip(moderate(&samples)) {
             let error = (variance.max(all[index].2) * sample.leverage).sqrt();
             believed[index] = Some(Believed { sample: *sample, error, freedom });
         }
@@ -141,8 +141,17 @@ fn believed(all: &[(&'static str, Sample, f64)]) -> Vec<Believed> {
 /// plan with many losses finds them more easily than one with a single one. A sure loss that is probably within the limit
 /// fails at the last look alone: what is measured until then may make it pass.
 pub fn judge(questions: &[Question], look: Look) -> Vec<(Estimate, Verdict)> {
+    judge_with(questions, look, moderated)
+}
+
+/// Judges a family of which each value is that of a whole run: what is peculiar to a run is in all of its cells.
+pub fn judge_runs(questions: &[Question]) -> Vec<(Estimate, Verdict)> {
+    judge_with(questions, Look::ONLY, moderated_of_runs)
+}
+
+fn judge_with(questions: &[Question], look: Look, moderate: Moderate) -> Vec<(Estimate, Verdict)> {
     let samples: Vec<_> = questions.iter().map(|one| (one.kind, one.sample, one.floor)).collect();
-    let believed = believed(&samples);
+    let believed = believed(&samples, moderate);
     let p_values: Vec<f64> = questions
         .iter()
         .zip(&believed)
@@ -191,7 +200,7 @@ pub enum Relation {
 /// Relations of a family of pairs, each of a kind and with a noise floor: those that differ, at a false discovery rate of
 /// 5 %; those that are alike within `threshold`.
 pub fn relations(samples: &[(&'static str, Sample, f64)], threshold: f64) -> Vec<Relation> {
-    let believed = believed(samples);
+    let believed = believed(samples, moderated);
     let two_sided = |one: &Believed| (2.0 * one.p_value(0.0, one.sample.log_ratio.signum())).min(1.0);
     let differ = discoveries(&believed.iter().map(two_sided).collect::<Vec<_>>(), MISS);
     let relation = |(believed, differs): (&Believed, bool)| {

@@ -5,7 +5,7 @@
 //! | [`median`], [`spread`], [`deviation`] | values of one kind |
 //! | [`Sample`] | one comparison as it was measured, of pairs or of two groups |
 //! | `moderated` | variances of one kind, each moderated by all |
-//! | [`judge`], [`Estimate`], [`Verdict`] | comparisons that are read together: pass, fail, can't tell |
+//! | [`judge`], [`judge_runs`], [`Estimate`], [`Verdict`] | comparisons that are read together: pass, fail, can't tell |
 //! | [`relations`] | pairs of options: alike, more, less, unknown |
 //! | [`Looks`], [`Look`] | when a plan that may measure more looks at what it has |
 //! | [`Count`], [`Overall`] | the verdict of a whole plan |
@@ -19,7 +19,7 @@ mod sample;
 mod simulations;
 mod verdict;
 
-pub use family::{Estimate, FALSE_FAIL, Null, Question, Relation, judge, relations};
+pub use family::{Estimate, FALSE_FAIL, Null, Question, Relation, judge, judge_runs, relations};
 pub use looks::{Look, Looks};
 pub use sample::{Sample, mean};
 pub use verdict::{Count, Limit, Overall, Verdict};

@@ -14,6 +14,9 @@ use super::sample::mean;
 /// A variance and its degrees of freedom.
 pub type Moderated = (f64, f64);
 
+/// How variances of one kind are moderated.
+pub type Moderate = fn(&[Sample]) -> Vec<Moderated>;
+
 /// More degrees of freedom than this are as good as infinitely many.
 const PLENTY: f64 = 1e4;
 /// A variance of less than this share of the usual one is chance: values that happen to be equal.
@@ -32,6 +35,15 @@ pub fn moderated(samples: &[Sample]) -> Vec<Moderated> {
         (variance, (weight + freedom).min(most))
     };
     samples.iter().map(moderate).collect()
+}
+
+/// The same of samples whose values are whole runs. What differs from one run to the next, a boot or a layout, is in all of
+/// a run's cells, so that their variances agree without knowing any more than one of them does: none has more degrees of
+/// freedom than the runs have. Nor does their agreement say that one which scatters more does so by chance.
+pub fn moderated_of_runs(samples: &[Sample]) -> Vec<Moderated> {
+    let of_runs = samples.iter().map(|one| one.freedom).fold(0.0, f64::max);
+    let moderated = moderated(samples).into_iter().zip(samples);
+    moderated.map(|((variance, freedom), own)| (variance.max(own.variance), freedom.min(of_runs))).collect()
 }
 
 /// The scale and the degrees of freedom of the distribution that variances are from, by the moments of their logarithms
@@ -104,6 +116,17 @@ mod tests {
         let unlike = moderated(&[1e-4, 1.0, 1e4, 1e-2, 1e2, 1e3].map(sample));
         assert!(unlike.iter().all(|(_, freedom)| (4.0..4.5).contains(freedom)), "{unlike:?}");
         assert!((unlike[2].0 / 1e4 - 1.0).abs() < 0.1, "{unlike:?}");
+    }
+
+    #[test]
+    fn cells_of_the_same_runs_know_no_more_together_than_the_runs_do() {
+        let alike = moderated_of_runs(&[0.9, 1.0, 1.1, 1.0, 1.0, 1.2].map(sample));
+        assert!(alike.iter().all(|(_, freedom)| *freedom == 4.0), "{alike:?}");
+        assert!(alike[5].0 == 1.2 && (alike[0].0 - 1.033).abs() < 0.01, "no less than its own: {alike:?}");
+        let one_run = Sample { freedom: 0.0, variance: 0.0, ..sample(0.0) };
+        let with = moderated_of_runs(&[sample(1.0), sample(1.0), sample(1.0), one_run]);
+        assert_eq!(with[3], (1.0, 4.0));
+        assert_eq!(moderated_of_runs(&[one_run]), [(0.0, 0.0)]);
     }
 
     #[test]
