@@ -780,6 +780,39 @@ fn runs_are_compared_in_groups_and_drawn_over_time() {
 }
 
 #[test]
+fn a_second_run_is_measured_at_the_first_ones_rates_where_that_is_asked_for() {
+    let plan =
+        "noise-floor = false\nrepetitions = 1\n[disk]\ntype = 'null'\n[[subject]]\nname = 'one'\nstack = 'egret'\n";
+    let load = "[[load]]\ncurve = { from = 50, to = 50, points = 1 }\nramp_time = '20ms'\nruntime = '100ms'\n";
+    let lab = Lab::new(&format!("{plan}{load}"));
+    let offered = |run: &Run| run.cells.iter().filter_map(|cell| measured(cell).offered_iops).collect::<Vec<_>>();
+    succeeded(&lab.bench(&[]).output().unwrap());
+    let first = lab.run();
+    let before = lab.results().display().to_string();
+    let place = lab.scratch.image_path("after");
+    let (plan, after) = (lab.plan.display().to_string(), place.display().to_string());
+    let at_its_rates = [&plan, "--output", &after, "--rates-of", &before];
+    succeeded(&lab.command(&at_its_rates).output().unwrap());
+    let second = runner::read(&place).unwrap();
+    assert_eq!((offered(&second), second.peaks.len()), (offered(&first), 1));
+    assert_ne!(measured(&first.cells[0]).requests(), measured(&second.cells[0]).requests(), "its own peak is another");
+    // It goes on as it was begun.
+    succeeded(&lab.command(&at_its_rates).output().unwrap());
+    let complains = |words: &[&str]| complaint(lab.command(words));
+    let said = complains(&at_its_rates[..3]);
+    assert!(said.ends_with("holds a run of something else; --resume continues it as it was"), "{said}");
+
+    let new = lab.scratch.image_path("new").display().to_string();
+    let said = complains(&[&plan, "--output", &new, "--rates-of", "nowhere"]);
+    assert!(said.contains("nowhere/result.json: "), "{said}");
+    fs::write(&lab.plan, fs::read_to_string(&lab.plan).unwrap().replace("curve", "iodepth = 4\ncurve")).unwrap();
+    let said = complains(&[&plan, "--output", &new, "--rates-of", &before]);
+    assert!(said.ends_with("results: it has measured no peak of 'randread 4k QD4 curve'"), "{said}");
+    let said = complains(&["scheduler", "--output", &new, "--rates-of", &before]);
+    assert!(said.ends_with("--rates-of is for curves, and scheduler has none"), "{said}");
+}
+
+#[test]
 fn a_profile_is_taken_by_its_name() {
     let lab = Lab::new(&format!("{NULL_DISK}[profile.long]\nramp_time = '1m'\nruntime = '9m'\n"));
     let said = text(&lab.bench(&["--dry-run", "--profile", "long"]).output().unwrap().stdout);

@@ -58,6 +58,7 @@ pub fn import(files: &[String]) -> Result<Run, String> {
         scale: 1.0,
         seed: 0,
         only: None,
+        peaks: BTreeMap::new(),
         started: first.unwrap_or(0),
         ended: Some(last.unwrap_or(0)),
         host: Host { warnings: vec![unknown()], ..Host::default() },

@@ -46,6 +46,7 @@ fn run() -> Run {
         scale: 1.0,
         seed: 1,
         only: None,
+        peaks: Default::default(),
         started: 0,
         ended: Some(1),
         host,

@@ -42,8 +42,19 @@ fn run(name: &str, seed: u64, planted: Planted) -> Run {
     let plan = Plan::named(name).expect("a plan");
     let host = Host::default();
     let (cells, incidents) = (Vec::new(), Vec::new());
-    let mut run =
-        Run { format: FORMAT, plan, scale: 1.0, seed, started: 0, only: None, ended: Some(1), host, cells, incidents };
+    let mut run = Run {
+        format: FORMAT,
+        plan,
+        scale: 1.0,
+        seed,
+        started: 0,
+        only: None,
+        peaks: Default::default(),
+        ended: Some(1),
+        host,
+        cells,
+        incidents,
+    };
     let mut next = steps(&run.plan, seed, None);
     while !next.is_empty() {
         run.cells.extend(next.iter().map(|step| measure(step, seed, planted)));

@@ -2,6 +2,7 @@
 
 mod progress;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -59,6 +60,9 @@ pub struct Bench {
     /// All of the plan's comparisons, of subjects that are set up alike: whatever is found is noise
     #[arg(long, conflicts_with_all = ["aa", "resume"])]
     aa_all: bool,
+    /// Measure curves at the rates of the run in this directory, to compare the two
+    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    rates_of: Option<PathBuf>,
     /// Where results go; a run that is there already is continued [default: ./egret-bench/PLAN-DATE-TIME]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
@@ -121,8 +125,13 @@ fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
         bail!("--junit is one run's file, and {} plans make {} runs", names.len(), names.len());
     }
     // All of them are looked at before the first is run.
-    let plans = names.iter().map(|name| plan(name, asked)).collect::<Result<Vec<_>>>()?;
-    for (plan, left_out) in plans {
+    let whole = |name: &String| {
+        let (plan, left_out) = plan(name, asked)?;
+        let peaks = peaks(&plan, asked)?;
+        Ok((plan, left_out, peaks))
+    };
+    let plans = names.iter().map(whole).collect::<Result<Vec<_>>>()?;
+    for (plan, left_out, peaks) in plans {
         if asked.dry_run {
             left_out.iter().for_each(|text| println!("{text}"));
             print!("{}", dry_run(&plan, asked));
@@ -138,12 +147,12 @@ fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
             // Its disk was preconditioned, and is not again.
             let mut again = plan.clone();
             again.disk.preconditioned |= asked.precondition;
-            if before.plan != again || before.only != asked.only {
+            if before.plan != again || before.only != asked.only || before.peaks != peaks {
                 bail!("{} holds a run of something else; --resume continues it as it was", directory.display());
             }
             ended(resume(asked, &directory)?);
         } else {
-            let options = RunOptions { left_out, ..options(asked, &directory)? };
+            let options = RunOptions { left_out, peaks, ..options(asked, &directory)? };
             runner::check(&plan, &options).map_err(anyhow::Error::msg).with_context(|| plan.name.clone())?;
             ended(conduct(asked, |reaper| Ok(Runner::begin(plan, &options, reaper)?), &directory)?);
         }
@@ -189,12 +198,26 @@ fn plan(name: &str, asked: &Bench) -> Result<(Plan, Vec<String>)> {
     Ok((plan, left_out))
 }
 
+/// What the plan's curves have their points at shares of, where that is another run's.
+fn peaks(plan: &Plan, asked: &Bench) -> Result<BTreeMap<String, f64>> {
+    let Some(directory) = &asked.rates_of else { return Ok(BTreeMap::new()) };
+    let steps = runner::steps(plan, 0, asked.only.as_deref());
+    let curves = steps.iter().filter(|step| step.share.is_some()).map(|step| step.id.load.as_str());
+    let curves: BTreeSet<&str> = curves.collect();
+    if curves.is_empty() {
+        bail!("--rates-of is for curves, and {} has none", plan.name);
+    }
+    let peaks = runner::peaks(&runner::read(directory)?, curves).map_err(anyhow::Error::msg);
+    peaks.with_context(|| format!("--rates-of {}", directory.display()))
+}
+
 fn options(asked: &Bench, directory: &Path) -> Result<RunOptions> {
     let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos();
     Ok(RunOptions {
         scale: asked.scale,
         seed: asked.seed.unwrap_or_else(|| mix(nanoseconds.into()) >> 16),
         only: asked.only.clone(),
+        peaks: BTreeMap::new(),
         directory: directory.to_owned(),
         egret: std::env::current_exe().context("where this program is")?,
         write_device: asked.write_device,
@@ -332,8 +355,6 @@ fn dated(name: &str, now: OffsetDateTime) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]

@@ -135,14 +135,17 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
     for key in keys {
         let [theirs, ours] = [&first, &second].map(|sides| sides.get(&key).unwrap_or(&nobody));
         rows.extend(broken(key, theirs, ours));
+        let rates_differ = rates_differ(theirs, ours);
         for metric in METRICS {
             let logs = |side: &Side<'_>| side.logs(metric, runs);
             let Some(sample) = Sample::of_groups(&logs(ours), &logs(theirs)) else { continue };
-            let (decision, note) = decides(metric, theirs, ours).map_or_else(
-                |why| (Err(why), None),
+            let open = Verdict::CantTell { more_pairs: None };
+            let (decision, note) = match decides(metric, theirs, ours) {
+                Err(why) => (Err(why), None),
+                Ok(_) if rates_differ => (Ok(open), Some("their rates differ".into())),
                 // A placeholder, until the family is judged.
-                |bound| bound.leaves(Verdict::CantTell { more_pairs: None }),
-            );
+                Ok(bound) => bound.leaves(open),
+            };
             let values = |side: &Side<'_>| Some(median(side.values(metric)));
             let question = Question {
                 kind: metric.name(),
@@ -155,7 +158,7 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
                 null: if runs > 1 { Null::NoLoss } else { Null::LossWithinLimit },
                 is_open: true,
             };
-            questions.push((rows.len(), question));
+            questions.push(Asked { row: rows.len(), question, decides: decision.is_ok() && !rates_differ });
             rows.push(Row { metric, a: values(theirs), b: values(ours), decision, note, ..row(key) });
         }
     }
@@ -170,8 +173,8 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
     });
     // Within a run subjects take turns, and others' work is in all of them. Between two runs it makes the difference.
     let processors = [a, b].map(|runs| runs.first().map_or(1, |run| run.host.cpu.usable.len()));
-    for (index, _) in &questions {
-        let row = &mut rows[*index];
+    for asked in &questions {
+        let row = &mut rows[asked.row];
         let [first, second] = [(&first, processors[0]), (&second, processors[1])]
             .map(|(sides, processors)| sides.get(&row.key())?.disturbed(processors));
         if let Ok(verdict) = row.decision
@@ -208,25 +211,33 @@ fn disturbed(verdict: Verdict, [first, second]: [Option<f64>; 2], runs: usize) -
     ))
 }
 
+/// What is asked of a row.
+#[derive(Clone, Copy)]
+struct Asked {
+    row: usize,
+    question: Question,
+    /// Whether the answer decides, or is shown alone.
+    decides: bool,
+}
+
 /// A verdict or why there is none, and what is to be said beside it.
 type Decided = (Result<Verdict, String>, Option<String>);
 
 /// Judges what decides as one family, and gives the rest an interval of its own. `decided` says what is left of a verdict.
-fn judge(rows: &mut [Row], questions: &[(usize, Question)], runs: usize, decided: impl Fn(&Row, Verdict) -> Decided) {
+fn judge(rows: &mut [Row], questions: &[Asked], runs: usize, decided: impl Fn(&Row, Verdict) -> Decided) {
     let judge = |family: &[Question]| match runs {
         0 | 1 => statistics::judge(family, Look::ONLY),
         _ => statistics::judge_runs(family),
     };
-    let (deciding, shown): (Vec<_>, Vec<_>) =
-        questions.iter().copied().partition(|(index, _)| rows[*index].decision.is_ok());
-    let family: Vec<Question> = deciding.iter().map(|(_, question)| *question).collect();
-    for ((index, _), (estimate, verdict)) in deciding.iter().zip(judge(&family)) {
-        let row = &mut rows[*index];
+    let (deciding, shown): (Vec<&Asked>, Vec<&Asked>) = questions.iter().partition(|asked| asked.decides);
+    let family: Vec<Question> = deciding.iter().map(|asked| asked.question).collect();
+    for (asked, (estimate, verdict)) in deciding.iter().zip(judge(&family)) {
+        let row = &mut rows[asked.row];
         row.ratio = Some(estimate);
         (row.decision, row.note) = decided(row, verdict);
     }
-    for (index, question) in shown {
-        rows[index].ratio = judge(&[question]).first().map(|(estimate, _)| *estimate);
+    for asked in shown {
+        rows[asked.row].ratio = judge(&[asked.question]).first().map(|(estimate, _)| *estimate);
     }
 }
 
@@ -302,6 +313,18 @@ fn value(metric: Metric, measurement: &Measurement) -> Option<f64> {
         _ => true,
     };
     metric.of(measurement).filter(|_| is_compared)
+}
+
+/// Rates that lie apart by more than this share of the least are not one rate.
+const SAME_RATE: f64 = 0.01;
+
+/// Whether what was measured was not all at one rate: the points of a curve are shares of each run's own peak.
+fn rates_differ(a: &Side<'_>, b: &Side<'_>) -> bool {
+    let rates = || a.all().chain(b.all()).map(|one| one.offered_iops);
+    let least = rates().flatten().fold(f64::INFINITY, f64::min);
+    let most = rates().flatten().fold(0.0, f64::max);
+    // Who asks for no rate has one of its own.
+    most > least * (1.0 + SAME_RATE) || (most > 0.0 && rates().any(|rate| rate.is_none()))
 }
 
 /// The bound of most of a side's measurements.

@@ -439,6 +439,41 @@ fn an_open_loop_that_falls_short_passes_nothing_by_its_latency_and_fails_by_what
 }
 
 #[test]
+fn points_at_rates_that_differ_decide_nothing_and_are_no_pass() {
+    let at = |rate: f64, mean: f64| {
+        let mut run = run(1.2e5);
+        each_measurement(&mut run, |measured| {
+            measured.offered_iops = Some(rate);
+            measured.reads.as_mut().unwrap().latency = Latency { mean, ..Latency::default() };
+        });
+        run
+    };
+    let mut closed = at(0.0, 1e5);
+    each_measurement(&mut closed, |measured| measured.offered_iops = None);
+    let said = |comparison: &Comparison| comparison.text().contains("can't tell: their rates differ");
+    for (a, b, then) in [
+        // The peak has fallen by 3 %, and at the same rate latency would be 2.5 times what it was.
+        (at(95_000.0, 1e5), at(92_150.0, 1.03e5), Overall::CantTell),
+        (at(95_000.0, 1e5), at(99_000.0, 2.5e5), Overall::CantTell),
+        (at(95_000.0, 1e5), closed, Overall::CantTell),
+        (at(95_000.0, 1e5), at(95_900.0, 1.03e5), Overall::Pass),
+        (at(95_000.0, 1e5), at(94_100.0, 2.5e5), Overall::Fail),
+    ] {
+        let comparison = Comparison::of(&[&a], &[&b], None);
+        assert_eq!(comparison.overall(false), then, "{}", comparison.text());
+        assert_eq!(said(&comparison), then == Overall::CantTell);
+        assert!(comparison.rows.iter().any(|row| row.metric == Metric::Latency && row.ratio.is_some()));
+    }
+    // Nor may runs of one side differ, each of which has found a peak of its own.
+    let [a, b] = [at(95_000.0, 1e5), at(95_000.0, 1e5)].map(|run| [another(&run), another(&another(&run))]);
+    let mut other = at(97_000.0, 1e5);
+    other.started = 7;
+    assert_eq!(Comparison::of(&[&a[0], &a[1]], &[&b[0], &b[1]], None).overall(true), Overall::Pass);
+    let comparison = Comparison::of(&[&a[0], &other], &[&b[0], &b[1]], None);
+    assert_eq!((comparison.overall(true), said(&comparison)), (Overall::CantTell, true));
+}
+
+#[test]
 fn cells_that_are_missing_are_named_and_no_pass() {
     let mut b = run(1e5);
     b.cells.retain(|cell| !cell.id.load.ends_with("QD64"));

@@ -33,6 +33,9 @@ pub struct Run {
     /// If only some cells were asked for: what the name of their load or their subject contains.
     #[serde(default)]
     pub only: Option<String>,
+    /// By load: the peak that a curve's points are shares of, in requests per second, where another run's was taken.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub peaks: BTreeMap<String, f64>,
     /// When it began, in seconds since 1970.
     pub started: u64,
     /// When it ended; not before all cells have.
@@ -68,6 +71,7 @@ impl Run {
             scale: 1.0,
             seed: 1,
             only: None,
+            peaks: BTreeMap::new(),
             started: 0,
             ended: None,
             host: Host::default(),

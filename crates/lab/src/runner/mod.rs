@@ -16,7 +16,7 @@ mod marks;
 mod order;
 mod perf;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -76,6 +76,8 @@ pub struct RunOptions {
     pub seed: u64,
     /// Only cells whose load or subject has this in its name.
     pub only: Option<String>,
+    /// Of a new run: what its curves' points are shares of, by load, where that is not its own peak.
+    pub peaks: BTreeMap<String, f64>,
     /// Where the run's directory is, or will be.
     pub directory: PathBuf,
     /// This program, which serves disks as `egret serve`.
@@ -147,6 +149,7 @@ impl Runner {
             scale: options.scale,
             seed: options.seed,
             only: options.only.clone(),
+            peaks: options.peaks.clone(),
             started: now(),
             ended: None,
             host: Default::default(),
@@ -373,9 +376,25 @@ impl Runner {
     }
 }
 
-/// Requests per second that a curve's points are shares of: the highest peak of the first repetition that has one, of
+/// What the curves of a run had their points at shares of, by load: for another run that is to be measured at the same rates.
+///
+/// # Errors
+/// A curve, of which `loads` has the name, has no peak there.
+pub fn peaks<'a>(of: &Run, loads: impl IntoIterator<Item = &'a str>) -> Result<BTreeMap<String, f64>, String> {
+    let peak_of = |name: &str| {
+        let load = of.plan.loads.named(name).filter(|load| load.keys.curve.is_some());
+        let peak = load.and_then(|load| peak(of, load).ok());
+        Ok((name.to_owned(), peak.ok_or_else(|| format!("it has measured no peak of '{name}'"))?))
+    };
+    loads.into_iter().map(peak_of).collect()
+}
+
+/// Requests per second that a curve's points are shares of: another run's, where that was asked for, or else the highest peak of the first repetition that has one, of
 /// whoever got there, so that all subjects are measured at the same rates in all repetitions. The host's own is no goal.
 fn peak(run: &Run, load: &Load) -> Result<f64, Unable> {
+    if let Some(peak) = run.peaks.get(&load.name) {
+        return Ok(*peak);
+    }
     let is_host = |name: &str| {
         run.plan.subjects.iter().any(|subject| subject.name == name && subject.stack == crate::plan::Stack::Host)
     };
@@ -461,6 +480,7 @@ mod tests {
             scale: 1.0,
             seed: 1,
             only: Some("nothing is called so".into()),
+            peaks: BTreeMap::new(),
             directory: place.path().to_owned(),
             egret: "/bin/true".into(),
             write_device: false,
@@ -501,7 +521,16 @@ mod tests {
         run.cells = vec![cell("h", 0, 900), cell("a", 0, 100), cell("b", 0, 300), cell("b", 1, 400)];
         let load = run.plan.loads[0].clone();
         assert_eq!(peak(&run, &load), Ok(300.0));
+        let first = run.clone();
         run.cells.clear();
         assert!(peak(&run, &load).is_err());
+        let name = load.name.as_str();
+        assert_eq!(peaks(&run, [name]), Err("it has measured no peak of 'randread 4k QD1 curve'".into()));
+        assert_eq!(peaks(&first, ["another"]), Err("it has measured no peak of 'another'".into()));
+        // A second run, whose own peak is another one, and a third after it are measured at the first one's rates.
+        run.peaks = peaks(&first, [name]).unwrap();
+        run.cells = vec![cell("a", 0, 500)];
+        assert_eq!(peak(&run, &load), Ok(300.0));
+        assert_eq!(peaks(&run, [name]), Ok(run.peaks.clone()));
     }
 }
