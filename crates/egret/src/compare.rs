@@ -73,7 +73,7 @@ fn compare(arguments: &Compare) -> Result<Overall> {
         let objections = comparison.objections.join("; ");
         crate::complain(&format!("the runs are unlike: {objections}. --force compares them nevertheless"));
     } else {
-        println!("{}: {}", sentence(overall), comparison.count());
+        println!("{}: {}", sentence(overall), comparison.said());
     }
     Ok(overall)
 }

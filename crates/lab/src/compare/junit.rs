@@ -6,7 +6,7 @@ use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use super::Comparison;
 use crate::analysis::{Analysis, CellKey, Status};
-use crate::statistics::Verdict;
+use crate::statistics::{Overall, Verdict};
 
 /// A comparison that decides.
 struct Case {
@@ -18,28 +18,30 @@ struct Case {
 }
 
 impl Comparison {
-    /// A test for each row that decides: failed where something was lost or has failed, skipped where nobody can tell.
+    /// A test for each row that decides: failed where something was lost or has failed, skipped where nobody can tell; one
+    /// more that is skipped where something is not there, and one with an error where the runs cannot be compared. A CI so
+    /// sees what [`overall`](Self::overall) says.
     ///
     /// # Errors
     /// What was measured has a name that XML cannot hold.
     pub fn junit(&self, force: bool) -> Result<String, quick_junit::SerializeError> {
-        if !force && !self.objections.is_empty() {
+        if self.overall(force) == Overall::NotComparable {
             let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
-            status.set_message(self.objections.join("; "));
+            status.set_message(match self.objections.is_empty() || force {
+                true => "nothing that both measured decides anything".into(),
+                false => self.objections.join("; "),
+            });
             return report("egret compare", [TestCase::new("the runs can be compared", status)]);
         }
         let cases = self.rows.iter().filter_map(|row| {
             let verdict = row.decision.clone().ok()?;
             let load = row.place();
-            Some(Case {
-                load,
-                subject: row.subject.clone(),
-                metric: row.metric.name(),
-                verdict,
-                sentence: row.sentence(),
-            })
+            // What failed or is missing has a row beside those of what was measured.
+            let metric = row.ratio.map_or("measured", |_| row.metric.name());
+            Some(Case { load, subject: row.subject.clone(), metric, verdict, sentence: row.sentence() })
         });
-        report("egret compare", cases.map(case))
+        let gaps = (!self.gaps.is_empty()).then(|| skipped("the runs are whole".into(), "", &self.gaps.join("; ")));
+        report("egret compare", cases.map(case).chain(gaps))
     }
 }
 

@@ -34,6 +34,8 @@ pub struct Comparison {
     pub objections: Vec<String>,
     /// Every cell that the first side measured, and how it was judged.
     pub rows: Vec<Row>,
+    /// What is not there of a run that should be, in one line each: nothing passes beside it.
+    pub gaps: Vec<String>,
     /// Cells, as `subject, load`, that only the second side measured.
     pub new: Vec<String>,
     /// Symbols whose share moved, where both sides have profiles.
@@ -68,12 +70,13 @@ impl Comparison {
         objections.extend(repeated(a, b));
         let threshold = threshold.or_else(|| first.map(|run| run.plan.threshold)).unwrap_or_default();
         let (rows, new) = row::rows(a, b, threshold);
+        let gaps = unfinished(a, b).chain(row::gaps(a, b)).collect();
         let symbols = symbols::moved(a, b);
         let of_one_boot = [a, b].map(|runs| {
             let boot = runs.first().and_then(|run| run.host.boot_id.as_ref());
             runs.len() > 1 && boot.is_some() && runs.iter().all(|run| run.host.boot_id.as_ref() == boot)
         });
-        Self { objections, differences, rows, new, symbols, runs: [a.len(), b.len()], of_one_boot }
+        Self { objections, differences, rows, gaps, new, symbols, runs: [a.len(), b.len()], of_one_boot }
     }
 
     /// How many rows came out how.
@@ -88,8 +91,27 @@ impl Comparison {
         if (!force && !self.objections.is_empty()) || is_nothing {
             return Overall::NotComparable;
         }
-        self.count().overall()
+        match self.count().overall() {
+            Overall::Pass if !self.gaps.is_empty() => Overall::CantTell,
+            overall => overall,
+        }
     }
+
+    /// How many rows came out how, and what is not there.
+    pub fn said(&self) -> String {
+        std::iter::once(self.count().to_string()).chain(self.gaps.iter().cloned()).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// Of each side whether its runs have all come to their end.
+fn unfinished(a: &[&Run], b: &[&Run]) -> impl Iterator<Item = String> {
+    let of_side = |(which, runs): (&str, &[&Run])| match runs.iter().filter(|run| run.ended.is_none()).count() {
+        0 => None,
+        1 if runs.len() == 1 => Some(format!("the {which} run is not finished")),
+        1 => Some(format!("1 of the {which} runs is not finished")),
+        several => Some(format!("{several} of the {which} runs are not finished")),
+    };
+    [("first", a), ("second", b)].map(of_side).into_iter().flatten()
 }
 
 /// Of several runs none may be there twice: it would show no difference from itself. One beside itself alone is a trial

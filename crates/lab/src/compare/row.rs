@@ -62,6 +62,8 @@ struct Side<'a> {
     measured: BTreeMap<(usize, u32), Vec<&'a Measurement>>,
     failures: Vec<&'a str>,
     tried: usize,
+    /// By run: the repetitions that were measured or failed.
+    ended: BTreeMap<usize, BTreeSet<u32>>,
     impossible: Option<&'a str>,
 }
 
@@ -115,7 +117,11 @@ fn collect<'a>(runs: &[&'a Run]) -> BTreeMap<Key<'a>, Side<'a>> {
             let subject = id.subject.strip_suffix(AGAIN).unwrap_or(&id.subject);
             let side = sides.entry((&id.load, subject, id.point)).or_default();
             side.tried += 1;
+            if !matches!(outcome, Outcome::Impossible { .. }) {
+                side.ended.entry(number).or_default().insert(id.repetition);
+            }
             match outcome {
+                Outcome::Measured(one) if is_stuck(one) => side.failures.push("no request was completed"),
                 Outcome::Measured(one) => side.measured.entry((number, id.repetition)).or_default().push(one),
                 Outcome::Failed { reason, .. } => side.failures.push(reason),
                 Outcome::Impossible { reason } => side.impossible = Some(reason),
@@ -123,6 +129,39 @@ fn collect<'a>(runs: &[&'a Run]) -> BTreeMap<Key<'a>, Side<'a>> {
         }
     }
     sides
+}
+
+/// Whether requests were made or due, by more than chance, and none of them was completed.
+fn is_stuck(one: &Measurement) -> bool {
+    let makes_requests = one.reads.is_some() || one.writes.is_some();
+    let are_due = one.offered_iops.is_none() || shortfall([one]).is_some();
+    makes_requests && one.requests() == 0 && are_due
+}
+
+/// What was measured on the first side and is missing in part from the second: of each cell repetitions, as far as the
+/// first run's plan asks for them, and metrics that decide. What is missing as a whole has a row of its own.
+pub(super) fn gaps(a: &[&Run], b: &[&Run]) -> Vec<String> {
+    let (first, second) = (collect(a), collect(b));
+    let asked = a.first().map_or(0, |run| run.plan.repetitions as usize);
+    let mut gaps = Vec::new();
+    for (key, theirs) in &first {
+        let Some(ours) = second.get(key).filter(|ours| !ours.measured.is_empty()) else { continue };
+        let what = format!("{}, {}", key.1, row(*key).place());
+        let repetitions = |side: &Side<'_>, run| side.ended.get(&run).map_or(0, BTreeSet::len);
+        let most = (0..a.len()).map(|run| repetitions(theirs, run)).max().unwrap_or(0).min(asked);
+        let least = (0..b.len()).map(|run| repetitions(ours, run)).min().unwrap_or(0);
+        if least < most {
+            let place = if b.len() > 1 { "one of the second runs" } else { "the second run" };
+            gaps.push(format!("{least} of {most} repetitions of {what} in {place}"));
+        }
+        let is_untold = |metric: &Metric| {
+            let [is_theirs, is_ours] = [theirs, ours].map(|side| !side.values(*metric).is_empty());
+            is_theirs && !is_ours && decides(*metric, theirs, ours).is_ok()
+        };
+        let untold = METRICS.into_iter().filter(is_untold);
+        gaps.extend(untold.map(|metric| format!("no {} of {what} in the second run", metric.name())));
+    }
+    gaps
 }
 
 /// All rows, and the cells that only the second side has.

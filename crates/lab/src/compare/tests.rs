@@ -48,7 +48,30 @@ fn another(run: &Run) -> Run {
 }
 
 fn overall(a: &Run, b: &Run) -> Overall {
-    Comparison::of(&[a], &[b], None).overall(false)
+    let comparison = Comparison::of(&[a], &[b], None);
+    agreed(&comparison, false)
+}
+
+/// What it comes to, which is what a CI reads.
+fn agreed(comparison: &Comparison, force: bool) -> Overall {
+    let overall = comparison.overall(force);
+    let xml = comparison.junit(force).unwrap();
+    let suite = xml.lines().find(|line| line.contains("<testsuite ")).unwrap();
+    let [tests, skipped, errors, failures] = ["tests", "disabled", "errors", "failures"].map(|of| {
+        let text = suite.split(&format!(" {of}=\"")).nth(1).unwrap();
+        text.split('"').next().unwrap().parse::<usize>().unwrap()
+    });
+    let read = match () {
+        () if errors > 0 => Overall::NotComparable,
+        () if failures > 0 => Overall::Fail,
+        () if skipped > 0 || tests == 0 => Overall::CantTell,
+        () => Overall::Pass,
+    };
+    assert_eq!(read, overall, "{xml}");
+    let cases: Vec<_> = xml.lines().filter(|line| line.contains("<testcase ")).collect();
+    let distinct: std::collections::BTreeSet<_> = cases.iter().collect();
+    assert_eq!(distinct.len(), cases.len(), "two tests of one name are one to a CI: {xml}");
+    overall
 }
 
 #[test]
@@ -274,7 +297,7 @@ fn runs_without_a_cell_in_common_cannot_be_compared_and_say_what_each_has() {
     let mut other = run(1e5);
     other.cells.iter_mut().for_each(|cell| cell.id.subject = "another".into());
     let comparison = Comparison::of(&[&run(1e5)], &[&other], None);
-    assert_eq!(comparison.overall(true), Overall::NotComparable);
+    assert_eq!(agreed(&comparison, true), Overall::NotComparable);
     let text = comparison.text();
     assert!(text.contains("can't tell: missing from the second run"), "{text}");
     assert!(text.contains("measured in the second run alone: another, randread 4k QD1"), "{text}");
@@ -342,7 +365,7 @@ fn a_build_that_crashes_fails_however_fast_the_rest_of_it_is() {
         let mut b = run(1e5);
         fail(&mut b, repetitions);
         let comparison = Comparison::of(&[&run(1e5)], &[&b], None);
-        assert_eq!(comparison.overall(false), Overall::Fail);
+        assert_eq!(agreed(&comparison, false), Overall::Fail);
         let said = format!("failed in {repetitions} of 5 repetitions: the server ended with signal 11");
         let row = comparison.rows.iter().find(|row| row.note.as_ref() == Some(&said)).unwrap();
         assert_eq!((row.metric, row.a.is_some(), row.b.is_some()), (Metric::Iops, true, repetitions < 5));
@@ -481,6 +504,92 @@ fn cells_that_are_missing_are_named_and_no_pass() {
     assert_eq!(comparison.overall(false), Overall::CantTell);
     assert!(comparison.text().contains("can't tell: missing from the second run"), "{}", comparison.text());
     assert!(comparison.junit(false).unwrap().contains("missing from the second run"));
+}
+
+#[test]
+fn a_run_that_is_not_finished_passes_nothing_and_says_so() {
+    let numbered = |started: u64, ended: Option<u64>| Run { started, ended, ..run(1e5) };
+    for (a, b, which) in
+        [(numbered(1, Some(1)), numbered(2, None), "second"), (numbered(1, None), numbered(2, Some(1)), "first")]
+    {
+        let comparison = Comparison::of(&[&a], &[&b], None);
+        assert_eq!(agreed(&comparison, false), Overall::CantTell);
+        let said = format!("the {which} run is not finished");
+        assert!(comparison.said().contains(&said) && comparison.junit(false).unwrap().contains(&said));
+        let [more_a, more_b] = [3, 4].map(|number| numbered(number, Some(1)));
+        let comparison = Comparison::of(&[&a, &more_a], &[&b, &more_b], None);
+        assert_eq!(agreed(&comparison, false), Overall::CantTell);
+        assert_eq!(comparison.gaps, [format!("1 of the {which} runs is not finished")]);
+    }
+    let slow = Run { ended: None, ..run(0.67e5) };
+    assert_eq!(overall(&run(1e5), &slow), Overall::Fail, "what is lost by then is lost");
+}
+
+#[test]
+fn repetitions_that_are_missing_are_named_and_no_pass() {
+    let with = |started: u64, repetitions: u32| {
+        let mut run = Run { started, ..run(1e5) };
+        run.cells.retain(|cell| cell.id.repetition < repetitions || cell.id.load.ends_with("QD1"));
+        run
+    };
+    let gaps = |a: &[&Run], b: &[&Run]| {
+        let comparison = Comparison::of(a, b, None);
+        assert_eq!(agreed(&comparison, false), Overall::CantTell);
+        comparison.gaps
+    };
+    let said =
+        |measured: u32, place: &str| format!("{measured} of 5 repetitions of egret, randread 4k QD64 in {place}");
+    let [a, more_a, b] = [1, 2, 3].map(|number| with(number, 5));
+    for measured in [1, 4] {
+        assert_eq!(gaps(&[&a], &[&with(4, measured)]), [said(measured, "the second run")]);
+    }
+    // Of several runs one may lack them, or all of the cell.
+    for measured in [0, 1] {
+        assert_eq!(gaps(&[&a, &more_a], &[&b, &with(4, measured)]), [said(measured, "one of the second runs")]);
+    }
+    // What this machine could not run any more was not measured.
+    let mut impossible = b.clone();
+    for cell in impossible.cells.iter_mut().filter(|cell| cell.id.repetition > 0 && cell.id.load.ends_with("QD64")) {
+        cell.outcome = Outcome::Impossible { reason: "no /dev/kvm".into() };
+    }
+    assert_eq!(gaps(&[&a], &[&impossible]), [said(1, "the second run")]);
+    // More than its plan asks for were measured of the first run, where that decided; and it may have fewer itself.
+    let mut few = a.clone();
+    few.plan.repetitions = 3;
+    assert_eq!(overall(&few, &with(4, 3)), Overall::Pass);
+    assert_eq!(overall(&with(4, 3), &a), Overall::Pass);
+}
+
+#[test]
+fn who_completes_nothing_has_failed_and_what_the_second_run_does_not_tell_is_named() {
+    let change = |change: fn(&mut Measurement)| {
+        let mut run = run(1e5);
+        let there = |cell: &&mut Cell| cell.id.load.ends_with("QD64") && cell.id.repetition < 2;
+        for cell in run.cells.iter_mut().filter(there) {
+            if let Outcome::Measured(measured) = &mut cell.outcome {
+                change(measured);
+            }
+        }
+        run
+    };
+    let stuck = change(|measured| measured.reads.as_mut().unwrap().requests = 0);
+    let comparison = Comparison::of(&[&run(1e5)], &[&stuck], None);
+    assert_eq!(agreed(&comparison, false), Overall::Fail);
+    assert!(comparison.text().contains("FAIL: failed in 2 of 5 repetitions: no request was completed"));
+    assert_eq!(overall(&stuck, &run(1e5)), Overall::Pass, "what is mended is no loss");
+    // At so low a rate none may have been due.
+    let rare = change(|measured| {
+        measured.offered_iops = Some(1.0);
+        measured.reads.as_mut().unwrap().requests = 0;
+    });
+    assert!(!Comparison::of(&[&run(1e5)], &[&rare], None).text().contains("FAIL"));
+
+    let mut silent = run(1e5);
+    each_measurement(&mut silent, |measured| measured.cpu = Ledger::default());
+    let comparison = Comparison::of(&[&run(1e5)], &[&silent], None);
+    assert_eq!(agreed(&comparison, false), Overall::CantTell);
+    assert_eq!(comparison.gaps[0], "no CPU per I/O of egret, randread 4k QD1 in the second run");
+    assert_eq!(overall(&silent, &run(1e5)), Overall::Pass);
 }
 
 #[test]

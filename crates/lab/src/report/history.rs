@@ -71,11 +71,7 @@ fn table(runs: &[&(String, Run)], analyses: &[Analysis<'_>]) -> Markup {
 fn beside(before: &Run, run: &Run) -> (Overall, String) {
     let comparison = Comparison::of(&[before], &[run], None);
     let overall = comparison.overall(false);
-    let said = if comparison.objections.is_empty() {
-        comparison.count().to_string()
-    } else {
-        comparison.objections.join("; ")
-    };
+    let said = if comparison.objections.is_empty() { comparison.said() } else { comparison.objections.join("; ") };
     (overall, said)
 }
 
