@@ -1,7 +1,7 @@
 //! Whether two runs may be compared at all.
 
 use crate::plan::Plan;
-use crate::results::{Component, Host, Run};
+use crate::results::{Component, Host, Outcome, Run};
 
 /// Memory may differ by this share of the larger: kernels keep more or less of it for themselves.
 const MEMORY: f64 = 0.1;
@@ -141,6 +141,10 @@ impl Found {
         self.note("plan", Role::Unlike, &a.plan.name, &b.plan.name);
         self.note("scale", Role::Unlike, a.scale, b.scale);
         self.note("disk under test", Role::Unlike, disk_of(&a.plan), disk_of(&b.plan));
+        self.note("preconditioned", Role::Unlike, a.plan.disk.preconditioned, b.plan.disk.preconditioned);
+        self.note("load-cpus", Role::Unlike, processors(&a.plan), processors(&b.plan));
+        self.note("perf", Role::Unlike, perf(a), perf(b));
+        self.note("io-submit", Role::Unlike, a.plan.io_submit, b.plan.io_submit);
         for load in a.plan.loads.iter() {
             let same_name = b.plan.loads.named(&load.name);
             if let Some(other) = same_name.filter(|other| *other != load) {
@@ -159,6 +163,24 @@ impl Found {
 fn disk_of(plan: &Plan) -> String {
     let size = plan.disk.size.map_or_else(|| "its own size".into(), |size| size.to_string());
     format!("{:?} of {size}", plan.disk.kind)
+}
+
+fn processors(plan: &Plan) -> String {
+    if plan.load_cpus.is_empty() { "chosen".into() } else { format!("{:?}", plan.load_cpus) }
+}
+
+/// Whether `perf` was looking, which takes time from what it looks at. Where it is missing, or may not look, it did not.
+fn perf(run: &Run) -> &'static str {
+    let mut measured = run.cells.iter().filter_map(|cell| match &cell.outcome {
+        Outcome::Measured(one) => Some(one),
+        Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
+    });
+    let nothing_was_measured = measured.clone().next().is_none();
+    match run.plan.perf {
+        false => "off",
+        true if nothing_was_measured || measured.any(|one| one.samples > 0 || !one.symbols.is_empty()) => "on",
+        true => "on, and it saw nothing",
+    }
 }
 
 /// The kernel's options without those that only say where it was found.

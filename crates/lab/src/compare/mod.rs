@@ -16,7 +16,7 @@ mod row;
 mod symbols;
 mod table;
 
-use crate::results::Run;
+use crate::results::{Incident, Run};
 
 pub use likeness::{Difference, Role};
 pub(crate) use row::METRICS;
@@ -68,6 +68,7 @@ impl Comparison {
             }
         }
         objections.extend(repeated(a, b));
+        objections.extend(resumed_otherwise(a, b));
         let threshold = threshold.or_else(|| first.map(|run| run.plan.threshold)).unwrap_or_default();
         let (rows, new) = row::rows(a, b, threshold);
         let gaps = unfinished(a, b).chain(row::gaps(a, b)).collect();
@@ -122,6 +123,15 @@ fn repeated(a: &[&Run], b: &[&Run]) -> Option<String> {
     let is_trial = a.len() == 1 && b.len() == 1;
     (!is_trial && all.iter().enumerate().any(is_there_before))
         .then(|| "one of the runs is given twice: only runs of their own show how far runs lie apart".into())
+}
+
+/// A run that was interrupted, and resumed with another kernel or program, is of both, and its fingerprint of the first.
+fn resumed_otherwise(a: &[&Run], b: &[&Run]) -> impl Iterator<Item = String> {
+    let of_side = |(which, runs): (&'static str, &[&Run])| {
+        let incidents = runs.iter().flat_map(|run| &run.incidents).filter(|said| said.source == Incident::LAB);
+        incidents.map(|said| format!("a {which} run was {}", said.text)).collect::<Vec<_>>()
+    };
+    [("first", a), ("second", b)].map(of_side).into_iter().flatten()
 }
 
 #[cfg(test)]

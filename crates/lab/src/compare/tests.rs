@@ -2,7 +2,7 @@ use super::*;
 use crate::analysis::profile::Share;
 use crate::plan::Metric;
 use crate::results::{
-    Bottleneck, Cell, CellId, Component, Host, Latency, Ledger, Measurement, Operations, Outcome, Symbol,
+    Bottleneck, Cell, CellId, Component, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome, Symbol,
 };
 use crate::statistics::{Overall, Verdict, deviation};
 
@@ -198,7 +198,7 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
     host.started = vec![component("spdk", "", "a")];
     host.settings = vec![("turbo".into(), "on".into())];
     type Change = fn(&mut Run);
-    let changes: [(&str, Role, Change); 32] = [
+    let changes: [(&str, Role, Change); 36] = [
         ("host", Role::Told, |run| run.host.name = "other".into()),
         ("kernel", Role::Compared, |run| run.host.kernel = "6.18".into()),
         ("kernel options", Role::Unlike, |run| run.host.kernel_options = "quiet mitigations=off".into()),
@@ -228,6 +228,10 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
         ("scale", Role::Unlike, |run| run.scale *= 0.5),
         ("disk under test", Role::Unlike, |run| run.plan.disk.size = Some(crate::plan::Bytes(1 << 20))),
         ("disk under test", Role::Unlike, |run| run.plan.disk.kind = crate::plan::DiskKind::Loop),
+        ("preconditioned", Role::Unlike, |run| run.plan.disk.preconditioned = true),
+        ("load-cpus", Role::Unlike, |run| run.plan.load_cpus = vec![1]),
+        ("perf", Role::Unlike, |run| run.plan.perf = true),
+        ("io-submit", Role::Unlike, |run| run.plan.io_submit = true),
         ("load", Role::Unlike, |run| run.plan.loads.change(|loads| loads[0].norandommap = false)),
         ("subject", Role::Unlike, |run| run.plan.subjects[0].iothreads = 2),
         ("subject", Role::Unlike, |run| run.plan.subjects[0].scheduler = Some("bfq".into())),
@@ -267,6 +271,47 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
     newer.host.cpu.mitigations = vec![("l1tf".into(), "off".into())];
     newer.host.settings[0].1 = "off".into();
     assert_eq!(overall(&base, &newer), Overall::Pass);
+}
+
+#[test]
+fn perf_that_was_asked_for_and_saw_nothing_is_none() {
+    let with = |samples: u64| {
+        let mut run = run(1e5);
+        run.plan.perf = true;
+        each_measurement(&mut run, |measured| measured.samples = samples);
+        run
+    };
+    assert_eq!(overall(&with(0), &with(0)), Overall::Pass);
+    let comparison = Comparison::of(&[&with(9)], &[&with(0)], None);
+    assert_eq!(agreed(&comparison, false), Overall::NotComparable);
+    assert_eq!(comparison.objections, ["perf: on against on, and it saw nothing"]);
+    assert_eq!(agreed(&comparison, true), Overall::Pass);
+    // What never came so far is a failure, and no difference.
+    let mut broken = with(0);
+    broken.cells.iter_mut().for_each(|cell| {
+        cell.outcome = Outcome::Failed { reason: "it crashed".into(), log: Vec::new() };
+    });
+    assert_eq!(overall(&with(9), &broken), Overall::Fail);
+}
+
+#[test]
+fn a_run_that_was_resumed_under_other_conditions_is_none_of_one_thing() {
+    let mut resumed = run(1e5);
+    resumed.incidents.push(Incident {
+        at: 1,
+        cell: None,
+        source: Incident::LAB.into(),
+        text: "resumed with other conditions than it began with: the programs".into(),
+    });
+    for (a, b, which) in [(&run(1e5), &resumed, "second"), (&resumed, &run(1e5), "first")] {
+        let comparison = Comparison::of(&[a], &[b], None);
+        assert_eq!(agreed(&comparison, false), Overall::NotComparable);
+        let said = format!("a {which} run was resumed with other conditions than it began with: the programs");
+        assert_eq!(comparison.objections, [said]);
+    }
+    let mut complained = run(1e5);
+    complained.incidents.push(Incident { source: "kernel".into(), ..resumed.incidents[0].clone() });
+    assert_eq!(overall(&run(1e5), &complained), Overall::Pass);
 }
 
 #[test]

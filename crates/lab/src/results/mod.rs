@@ -61,6 +61,11 @@ pub struct Incident {
     pub text: String,
 }
 
+impl Incident {
+    /// Who says that the run itself is not what it was.
+    pub const LAB: &str = "egret bench";
+}
+
 #[cfg(test)]
 impl Run {
     /// One of a plan, of which nothing is known yet.

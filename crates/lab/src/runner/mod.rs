@@ -183,7 +183,7 @@ impl Runner {
         let placement = placement(&run.plan);
         let host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
         if let Some(text) = differs(&run.host, &host) {
-            let incident = Incident { at: now(), cell: None, source: "egret bench".into(), text };
+            let incident = Incident { at: now(), cell: None, source: Incident::LAB.into(), text };
             journal.incident(&incident)?;
             run.incidents.push(incident);
         }
