@@ -168,6 +168,9 @@ pub(super) fn gaps(a: &[&Run], b: &[&Run]) -> Vec<String> {
 pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<String>) {
     let (first, second) = (collect(a), collect(b));
     let runs = a.len().max(b.len());
+    // How far two runs of the same thing lie apart nobody knows of one run each, nor how far two boots do of one boot each:
+    // the limit is their margin.
+    let null = if runs > 1 && !are_of_two_boots(a, b) { Null::NoLoss } else { Null::LossWithinLimit };
     let nobody = Side::default();
     let (mut rows, mut questions) = (Vec::new(), Vec::new());
     let keys: BTreeSet<Key<'_>> = first.keys().chain(second.keys()).copied().collect();
@@ -193,8 +196,7 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
                     / 2.0
                     / ours.measurements_each(runs).min(theirs.measurements_each(runs)),
                 limit: Limit::for_loss(threshold, metric.more_is_better()),
-                // How far two runs of the same thing lie apart nobody knows of one run each: the limit is their margin.
-                null: if runs > 1 { Null::NoLoss } else { Null::LossWithinLimit },
+                null,
                 is_open: true,
             };
             questions.push(Asked { row: rows.len(), question, decides: decision.is_ok() && !rates_differ });
@@ -204,11 +206,12 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
     judge(&mut rows, &questions, runs, |row, verdict| {
         let sides = [&second, &first].map(|sides| sides.get(&row.key()));
         let short = sides.map(|side| shortfall(side?.all()));
-        if let Some((verdict, note)) = short_of_rate(row.metric, verdict, short) {
-            return (Ok(verdict), Some(note));
-        }
+        let (verdict, short) =
+            short_of_rate(row.metric, verdict, short).map_or((verdict, None), |(verdict, note)| (verdict, Some(note)));
         let [ours, theirs] = sides.map(|side| side.and_then(limit));
-        Bound::of(row.metric, ours.as_ref(), theirs.as_ref()).leaves(verdict)
+        let (decision, bound) = Bound::of(row.metric, ours.as_ref(), theirs.as_ref()).leaves(verdict);
+        let notes: Vec<_> = [short, bound].into_iter().flatten().collect();
+        (decision, (!notes.is_empty()).then(|| notes.join("; ")))
     });
     // Within a run subjects take turns, and others' work is in all of them. Between two runs it makes the difference.
     let processors = [a, b].map(|runs| runs.first().map_or(1, |run| run.host.cpu.usable.len()));
@@ -248,6 +251,13 @@ fn disturbed(verdict: Verdict, [first, second]: [Option<f64>; 2], runs: usize) -
         share * 100.0,
         if runs > 1 { "s" } else { "" }
     ))
+}
+
+/// Whether each side's runs are all of one boot, and not both of the same.
+fn are_of_two_boots(a: &[&Run], b: &[&Run]) -> bool {
+    let boots = |runs: &[&Run]| runs.iter().map(|run| run.host.boot_id.clone()).collect::<BTreeSet<_>>();
+    let [a, b] = [boots(a), boots(b)];
+    [&a, &b].iter().all(|boots| boots.len() == 1 && !boots.contains(&None)) && a != b
 }
 
 /// What is asked of a row.

@@ -704,6 +704,54 @@ fn several_runs_show_how_far_runs_of_one_thing_lie_apart() {
 }
 
 #[test]
+fn of_runs_of_one_boot_beside_those_of_another_nobody_knows_how_far_boots_lie_apart() {
+    let side = |first: u64, iops: f64, boots: [&str; 3]| {
+        [0, 1, 2].map(|number| {
+            let mut run = run(iops * (1.0 + number as f64 / 1000.0));
+            run.started = first + number;
+            run.host.boot_id = Some(boots[number as usize].into());
+            run
+        })
+    };
+    let of = |a: &[Run; 3], iops: f64, boots: [&str; 3]| {
+        let b = side(10, iops, boots);
+        Comparison::of(&a.iter().collect::<Vec<_>>(), &b.iter().collect::<Vec<_>>(), None)
+    };
+    let a = side(0, 1e5, ["one"; 3]);
+    let fails = |iops: f64, boots: [&str; 3]| {
+        let comparison = of(&a, iops, boots);
+        self::iops(&comparison).contains(&Ok(Verdict::Fail))
+    };
+    let boots = [["one"; 3], ["two"; 3], ["two", "three", "four"]];
+    // It is sure that something was lost, and perhaps more than the threshold: one other boot may be that much slower.
+    assert_eq!(boots.map(|boots| fails(0.9505e5, boots)), [true, false, true]);
+    // More than that is a loss, as of one run each.
+    assert_eq!(boots.map(|boots| fails(0.9e5, boots)), [true; 3]);
+}
+
+#[test]
+fn a_baseline_that_the_load_held_back_passes_nothing_by_its_latency_though_it_fell_short_of_its_rate() {
+    let open = |iops: f64, mean: f64, is_bound: bool| {
+        let mut run = run(iops);
+        each_measurement(&mut run, |measured| {
+            measured.offered_iops = Some(1e5);
+            measured.reads.as_mut().unwrap().latency = Latency { mean, ..Latency::default() };
+            measured.limit = is_bound.then(|| Bottleneck::Load("it was late".into()));
+        });
+        run
+    };
+    // The load was late, so that it waited long for a server that is twice as fast as the second.
+    let comparison = Comparison::of(&[&open(0.8e5, 9e5, true)], &[&open(1e5, 2e5, false)], None);
+    let latency = comparison.rows.iter().find(|row| row.metric == Metric::Latency).unwrap();
+    assert_eq!(latency.decision, Ok(Verdict::CantTell { more_pairs: None }), "{}", comparison.text());
+    assert_eq!(
+        latency.note.as_deref(),
+        Some("the baseline reached 82 % of the rate; the baseline is load-bound: it was late")
+    );
+    assert_eq!(agreed(&comparison, false), Overall::CantTell);
+}
+
+#[test]
 fn a_closed_loop_is_judged_by_its_rate_and_an_open_one_by_its_mean_latency() {
     let decisions = |change: fn(&mut Measurement)| {
         let mut run = run(1e5);
