@@ -361,7 +361,7 @@ fn a_cell_that_failed_is_a_result_with_its_log_and_never_a_zero() {
         }
     });
     let analysis = Analysis::new(&run);
-    assert!(analysis.unmeasured().iter().any(|(_, standing)| matches!(standing, Status::Failed("it crashed", _))));
+    assert!(analysis.table.keys().any(|key| matches!(analysis.table.status(key), Status::Failed("it crashed", _))));
     let mark = &analysis.figures()[0].groups[0].marks[1];
     assert_eq!((mark.value, mark.note.as_deref()), (None, Some("failed: it crashed")));
     let directory = tempfile::tempdir().expect("a directory");

@@ -230,11 +230,22 @@ impl<'a> Analysis<'a> {
             let asked: Vec<_> = asked.collect();
             let judged = statistics::judge(&questions.into_iter().flatten().collect::<Vec<_>>(), look);
             for ((index, _), judged) in asked.into_iter().zip(judged).filter(|((_, is_open), _)| *is_open) {
-                found[index] = Some(judged);
+                found[index] = Some(self.in_enough_repetitions(judged));
             }
             before = look.after;
         }
         found.into_iter().flatten().collect()
+    }
+
+    /// What is left of a verdict: what was measured in fewer repetitions than the plan asks for passes nothing, however much
+    /// the others tell of its scatter.
+    fn in_enough_repetitions(&self, (estimate, verdict): (Estimate, Verdict)) -> (Estimate, Verdict) {
+        match (self.run.plan.repetitions as usize).checked_sub(estimate.pairs) {
+            Some(missing @ 1..) if verdict == Verdict::Pass => {
+                (estimate, Verdict::CantTell { more_pairs: Some(missing) })
+            }
+            _ => (estimate, verdict),
+        }
     }
 
     /// Of each load and metric: the baseline beside itself.
@@ -258,7 +269,19 @@ impl<'a> Analysis<'a> {
         names.into_iter().zip(estimates).map(|((load, metric), (estimate, _))| (load, metric, estimate)).collect()
     }
 
-    /// What failed is a fail whatever the other repetitions say, and a baseline that failed is none.
+    /// What a subject's failures decide, whatever was measured: it fails where the baseline works, and where the baseline mostly
+    /// does and it never. A reference that fails is no candidate.
+    fn fails(&self, pair: Pair<'_>) -> Option<String> {
+        let ours = self.table.failures(pair.ours())?;
+        let is_measured = |key| self.table.status(key) == Status::Measured;
+        let works = match self.table.failures(pair.theirs()) {
+            None => is_measured(pair.theirs()),
+            Some(_) => self.table.mostly_works(pair.theirs()) && !is_measured(pair.ours()),
+        };
+        (works && !self.is_reference(pair.subject, pair.baseline)).then_some(ours)
+    }
+
+    /// What failed is a fail whatever the other repetitions say, and beside a baseline that failed nothing passes.
     fn decide(
         &self,
         pair: Pair<'_>,
@@ -266,21 +289,25 @@ impl<'a> Analysis<'a> {
         verdict: Option<Verdict>,
     ) -> (Result<Verdict, String>, Option<String>) {
         let is_speed = Self::metrics(pair.load, pair.point)[0] == pair.metric;
+        // No bound of the disk or the load makes anybody fail.
+        if let Some(failed) = self.fails(pair).filter(|_| is_speed) {
+            return (Ok(Verdict::Fail), Some(failed));
+        }
         if let Some(why) = excuse {
             return (Err(why), None);
         }
-        match (self.table.failures(pair.ours()), self.table.failures(pair.theirs())) {
-            (Some(ours), None) if is_speed => return (Ok(Verdict::Fail), Some(ours)),
-            (Some(failed), Some(_)) | (None, Some(failed)) if is_speed => {
-                return (Ok(Verdict::CantTell { more_pairs: None }), Some(failed));
+        let keys = [pair.ours(), pair.theirs()];
+        let decided = verdict.map(|verdict| {
+            match bound::short_of_rate(pair.metric, verdict, keys.map(|key| self.table.shortfall(key))) {
+                Some((verdict, note)) => (Ok(verdict), Some(note)),
+                None => self.bound(pair).leaves(verdict),
             }
-            _ => {}
-        }
-        let Some(verdict) = verdict else { return (Err("no repetition has both".into()), None) };
-        let short = [pair.ours(), pair.theirs()].map(|key| self.table.shortfall(key));
-        match bound::short_of_rate(pair.metric, verdict, short) {
-            Some((verdict, note)) => (Ok(verdict), Some(note)),
-            None => self.bound(pair).leaves(verdict),
+        });
+        match (keys.into_iter().find_map(|key| self.table.failures(key)).filter(|_| is_speed), decided) {
+            (Some(failed), Some((Ok(Verdict::Fail), _))) => (Ok(Verdict::Fail), Some(failed)),
+            (Some(failed), _) => (Ok(Verdict::CantTell { more_pairs: None }), Some(failed)),
+            (None, Some(decided)) => decided,
+            (None, None) => (Err("no repetition has both".into()), None),
         }
     }
 
@@ -297,6 +324,13 @@ impl<'a> Analysis<'a> {
         Bound::of(pair.metric, self.table.limit(pair.ours()), self.table.limit(pair.theirs()))
     }
 
+    /// Whether `one` is fio on the host, for reference, and `other` is not. Where both are they are what is compared, as in
+    /// runs that were imported.
+    fn is_reference(&self, one: &str, other: &str) -> bool {
+        let [one, other] = [one, other].map(|name| self.stack(name) == Some(Stack::Host));
+        one && !other
+    }
+
     /// Why a comparison decides nothing, whatever its figures are.
     fn why_not(&self, pair: Pair<'_>) -> Option<String> {
         let keys = [pair.ours(), pair.theirs()];
@@ -310,9 +344,7 @@ impl<'a> Analysis<'a> {
         if keys.iter().any(|key| self.table.is_functional_only(*key)) {
             return Some("functional only: emulated".into());
         }
-        // Where all are fio on the host they are what is compared, as in runs that were imported.
-        let [ours, theirs] = [pair.subject, pair.baseline].map(|name| self.stack(name) == Some(Stack::Host));
-        if ours != theirs {
+        if self.is_reference(pair.subject, pair.baseline) || self.is_reference(pair.baseline, pair.subject) {
             return Some("the reference".into());
         }
         let offered = keys.map(|key| self.table.offered(key));

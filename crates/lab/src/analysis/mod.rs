@@ -76,6 +76,11 @@ impl Summary {
     }
 }
 
+/// Where a cell is in the table.
+fn key(id: &CellId) -> CellKey<'_> {
+    CellKey { load: &id.load, subject: &id.subject, point: id.point }
+}
+
 impl<'a> Analysis<'a> {
     /// Understands a run.
     pub fn new(run: &'a Run) -> Self {
@@ -106,14 +111,28 @@ impl<'a> Analysis<'a> {
     /// Places in the plan, as far as it was asked for, of which nothing was measured and nothing failed: whoever has not
     /// been measured yet, or cannot be here. What the plan can do without was left out of it before it began.
     pub fn absent(&self) -> Vec<CellId> {
+        let is_absent = |id: &CellId| matches!(self.table.status(key(id)), Status::Impossible(_) | Status::Missing);
+        self.places().filter(is_absent).collect()
+    }
+
+    /// Places in the plan of which something was measured, and in fewer repetitions than were asked for, with the numbers of
+    /// both: in others this machine could not run them, or nobody tried. What failed is told as that.
+    fn sparse(&self) -> Vec<(CellId, usize, usize)> {
+        let sparse = self.places().filter_map(|id| {
+            let (ended, impossible) = self.table.impossible(key(&id));
+            let asked = ended.max(self.run.plan.repetitions as usize);
+            let is_sparse = self.table.status(key(&id)) == Status::Measured && ended - impossible.len() < asked;
+            is_sparse.then(|| (self.table.measured(key(&id)).count(), asked)).map(|(of, asked)| (id, of, asked))
+        });
+        sparse.collect()
+    }
+
+    /// All places of the plan, as far as it was asked for, in its order.
+    fn places(&self) -> impl Iterator<Item = CellId> + use<> {
         let mut first = steps(&self.run.plan, self.run.seed, self.run.only.as_deref());
         first.retain(|step| step.id.repetition == 0 && !step.id.subject.ends_with(AGAIN));
         first.sort_by_key(|step| (step.load, step.id.point, step.subject));
-        let is_absent = |id: &CellId| {
-            let key = CellKey { load: &id.load, subject: &id.subject, point: id.point };
-            matches!(self.table.status(key), Status::Impossible(_) | Status::Missing)
-        };
-        first.into_iter().map(|step| step.id).filter(is_absent).collect()
+        first.into_iter().map(|step| step.id)
     }
 
     /// What the whole plan comes to. Nothing passes where something failed, be it only the reference, or where something is
@@ -134,6 +153,14 @@ impl<'a> Analysis<'a> {
         if let [first, others @ ..] = &self.absent()[..] {
             let more = if others.is_empty() { String::new() } else { format!(" and in {} other places", others.len()) };
             text += &format!("; nothing was measured of {} under {}{more}", first.subject, first.place());
+        }
+        // Of one that is not finished that goes without saying.
+        if let [(first, of, asked), others @ ..] = &self.sparse()[..]
+            && self.run.ended.is_some()
+        {
+            let (subject, place) = (&first.subject, first.place());
+            let more = if others.is_empty() { String::new() } else { format!(", as in {} other places", others.len()) };
+            text += &format!("; {subject} under {place} was measured in {of} of {asked} repetitions only{more}");
         }
         text
     }
@@ -171,11 +198,5 @@ impl<'a> Analysis<'a> {
     /// A subject's stack.
     pub fn stack(&self, name: &str) -> Option<Stack> {
         self.run.plan.subjects.iter().find(|subject| subject.name == name).map(|subject| subject.stack)
-    }
-
-    /// Places of closed loops that ended without a measurement, and what became of them.
-    pub fn unmeasured(&self) -> Vec<(CellKey<'a>, Status<'a>)> {
-        let statuses = self.table.keys().map(|key| (key, self.table.status(key)));
-        statuses.filter(|(_, status)| *status != Status::Measured).collect()
     }
 }

@@ -30,7 +30,7 @@ pub enum Status<'a> {
     Measured,
     /// All that ended failed; the last lines that somebody said.
     Failed(&'a str, &'a [String]),
-    /// This machine cannot run them.
+    /// None failed, and this machine cannot run them.
     Impossible(&'a str),
     /// None has ended.
     Missing,
@@ -99,10 +99,21 @@ impl<'a> Table<'a> {
         self.logs(key, metric, twice).into_iter().filter_map(ratio).collect()
     }
 
+    /// A key's cells, of a baseline also its second measurements.
+    fn with_again(&self, key: CellKey<'_>) -> Vec<&'a Cell> {
+        let again = format!("{}{AGAIN}", key.subject);
+        [key, CellKey { subject: &again, ..key }].map(|key| self.cells(key).to_vec()).concat()
+    }
+
+    /// Whether most of a key's cells were measured; of a baseline also its second measurements.
+    pub fn mostly_works(&self, key: CellKey<'_>) -> bool {
+        let cells = self.with_again(key);
+        2 * cells.iter().filter(|cell| matches!(cell.outcome, Outcome::Measured(_))).count() > cells.len()
+    }
+
     /// In how many of its repetitions a key's cells failed, and why; of a baseline also its second measurements.
     pub fn failures(&self, key: CellKey<'_>) -> Option<String> {
-        let again = format!("{}{AGAIN}", key.subject);
-        let cells = [key, CellKey { subject: &again, ..key }].map(|key| self.cells(key).to_vec()).concat();
+        let cells = self.with_again(key);
         let reasons: Vec<&str> = cells.iter().filter_map(|cell| cell.failure()).collect();
         let reason = reasons.last()?;
         Some(format!("{} failed in {} of {} repetitions: {reason}", key.subject, reasons.len(), cells.len()))
@@ -118,13 +129,24 @@ impl<'a> Table<'a> {
     pub fn status(&self, key: CellKey<'_>) -> Status<'a> {
         let mut status = Status::Missing;
         for cell in self.cells(key) {
-            match &cell.outcome {
-                Outcome::Measured(_) => return Status::Measured,
-                Outcome::Failed { reason, log } => status = Status::Failed(reason, log),
-                Outcome::Impossible { reason } => status = Status::Impossible(reason),
+            match (&cell.outcome, status) {
+                (Outcome::Measured(_), _) => return Status::Measured,
+                (Outcome::Failed { reason, log }, _) => status = Status::Failed(reason, log),
+                // Where it could be tried it failed.
+                (Outcome::Impossible { .. }, Status::Failed(..)) => {}
+                (Outcome::Impossible { reason }, _) => status = Status::Impossible(reason),
             }
         }
         status
+    }
+
+    /// How many of a key's cells have ended, and of these, how many this machine could not run and why.
+    pub fn impossible(&self, key: CellKey<'_>) -> (usize, Vec<&'a str>) {
+        let reasons = self.cells(key).iter().filter_map(|cell| match &cell.outcome {
+            Outcome::Impossible { reason } => Some(reason.as_str()),
+            Outcome::Measured(_) | Outcome::Failed { .. } => None,
+        });
+        (self.cells(key).len(), reasons.collect())
     }
 
     /// The share of the rate that was asked for that an open loop reached, if it fell short of it by more than chance.

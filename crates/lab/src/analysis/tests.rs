@@ -122,8 +122,25 @@ fn a_run_that_is_not_whole_passes_nothing_and_says_what_it_lacks() {
     assert_eq!(said(&no_point), (Overall::CantTell, gap("c under two, point 1"), 1));
     let no_load = without(|id| id.load == "two");
     assert_eq!(said(&no_load), (Overall::CantTell, gap("a under two and in 5 other places"), 6));
-    let some = without(|id| id.subject == "c" && id.repetition == 3);
-    assert_eq!(said(&some), (Overall::Pass, String::new(), 0), "it was measured in the others");
+    let some = without(|id| id.subject == "c" && id.repetition == 3 && id.point == 0);
+    let few = |of: &str| format!("; c under one was measured in {of} of 5 repetitions only");
+    // Each of its comparisons, in two metrics, is skipped.
+    assert_eq!(said(&some), (Overall::CantTell, few("4") + ", as in 1 other places", 4));
+    let mut cannot = whole();
+    for cell in cannot.cells.iter_mut().filter(|cell| cell.id.load == "one" && cell.id.subject == "c") {
+        if cell.id.repetition > 0 {
+            cell.outcome = Outcome::Impossible { reason: "no /dev/kvm".into() };
+        }
+    }
+    assert_eq!(
+        said(&cannot),
+        (Overall::CantTell, few("1"), 2),
+        "one pair has the others' variance, and passes nothing"
+    );
+    let place = tempfile::tempdir().unwrap();
+    crate::report::write(&cannot, place.path()).unwrap();
+    let text = std::fs::read_to_string(place.path().join("report.md")).unwrap();
+    assert!(text.contains("| cannot run here, in 4 of 5 repetitions | no /dev/kvm |"), "{text}");
     let mut impossible = whole();
     for cell in impossible.cells.iter_mut().filter(|cell| cell.id.subject == "c" && cell.id.load == "one") {
         cell.outcome = Outcome::Impossible { reason: "no /dev/kvm".into() };
@@ -497,9 +514,80 @@ fn what_fails_decides_of_speed_and_what_a_request_costs_is_compared_all_the_same
     let note = |subject: &str| Some(format!("{subject} failed in 1 of 5 repetitions: it crashed"));
     let (open, cpu) = (Verdict::CantTell { more_pairs: None }, (Verdict::Pass, None));
     assert_eq!(of(&[]), [(Verdict::Pass, None), cpu.clone()]);
-    assert_eq!(of(&["b"]), [(Verdict::Fail, note("b")), cpu.clone()]);
-    assert_eq!(of(&["a"]), [(open, note("a")), cpu.clone()]);
-    assert_eq!(of(&["a", "b"]), [(open, note("b")), cpu]);
+    // Of five four are left, which pass nothing.
+    let four = (Verdict::CantTell { more_pairs: Some(1) }, None);
+    assert_eq!(of(&["b"]), [(Verdict::Fail, note("b")), four.clone()]);
+    assert_eq!(of(&["a"]), [(open, note("a")), four.clone()]);
+    assert_eq!(of(&["a", "b"]), [(open, note("b")), four]);
+}
+
+/// A run in which the cells of a subject end otherwise in some repetitions.
+fn ending(run: &Run, subject: &str, repetitions: std::ops::Range<u32>, outcome: &Outcome) -> Run {
+    let mut run = run.clone();
+    let meant = |cell: &&mut Cell| cell.id.subject == subject && repetitions.contains(&cell.id.repetition);
+    run.cells.iter_mut().filter(meant).for_each(|cell| cell.outcome = outcome.clone());
+    run
+}
+
+fn crashed() -> Outcome {
+    Outcome::Failed { reason: "it crashed".into(), log: Vec::new() }
+}
+
+#[test]
+fn what_crashes_fails_though_its_figures_would_decide_nothing() {
+    let alike = run(&[TWO, LOAD].concat(), |_, _, _| ALIKE);
+    let bounds = [Bottleneck::Device("d".into()), Bottleneck::Load("l".into())].map(|limit| {
+        let mut run = alike.clone();
+        run.cells.iter_mut().for_each(|cell| measured(cell).limit = Some(limit.clone()));
+        run
+    });
+    let mut emulated = alike.clone();
+    emulated.cells.iter_mut().for_each(|cell| measured(cell).functional_only = true);
+    for run in bounds.into_iter().chain([emulated]) {
+        assert!(decision(&run).is_err());
+        let crashes = ending(&run, "b", 1..3, &crashed());
+        assert_eq!(decision(&crashes), Ok(Verdict::Fail));
+        assert_eq!(Analysis::new(&crashes).overall(), Overall::Fail);
+        assert!(decision(&ending(&run, "a", 1..3, &crashed())).is_err(), "whatever the baseline does");
+    }
+    // It failed where it could be tried, in whichever order that was.
+    let no_kvm = Outcome::Impossible { reason: "no /dev/kvm".into() };
+    for (fails, cannot) in [(0..1, 1..5), (4..5, 0..4), (2..3, 3..5)] {
+        let run = ending(&ending(&alike, "b", fails, &crashed()), "b", cannot, &no_kvm);
+        assert_eq!(decision(&run), Ok(Verdict::Fail));
+    }
+    // Beside a baseline that was never measured nothing is told.
+    let nobody = ending(&ending(&alike, "b", 0..1, &crashed()), "a", 0..5, &no_kvm);
+    assert_eq!(decision(&nobody), Err("a: no /dev/kvm".into()));
+    // A reference is no candidate, and a candidate that fails beside one is.
+    for (stacks, expected) in
+        [(["host", "egret"], Ok(Verdict::Fail)), (["egret", "host"], Err("the reference".to_owned()))]
+    {
+        let [a, b] = stacks;
+        let subjects = format!("[[subject]]\nname = 'a'\nstack = '{a}'\n[[subject]]\nname = 'b'\nstack = '{b}'\n");
+        let run = run(&[&subjects, LOAD].concat(), |_, _, _| ALIKE);
+        assert_eq!(decision(&ending(&run, "b", 0..1, &crashed())), expected);
+    }
+}
+
+#[test]
+fn beside_a_baseline_that_failed_nothing_passes_and_what_is_lost_is_lost() {
+    let plan = [TWO, LOAD].concat();
+    let with = |of_b: Does| repeated(12, &plan, |_, subject, _| if subject == "b" { of_b } else { ALIKE });
+    let open = Ok(Verdict::CantTell { more_pairs: None });
+    let once = |of_b: Does| ending(&with(of_b), "a", 3..4, &crashed());
+    assert_eq!(decision(&with(ALIKE)), Ok(Verdict::Pass));
+    assert_eq!(decision(&once(ALIKE)), open);
+    assert_eq!(decision(&once(WORSE)), Ok(Verdict::Fail));
+    let notes: Vec<_> = Analysis::new(&once(WORSE)).judged.into_iter().map(|one| one.note).collect();
+    assert_eq!(notes, [Some("a failed in 1 of 12 repetitions: it crashed".into()), None]);
+    // Both fail now and then: figures decide, and pass nothing.
+    assert_eq!(decision(&ending(&once(WORSE), "b", 5..6, &crashed())), Ok(Verdict::Fail));
+    assert_eq!(decision(&ending(&once(ALIKE), "b", 5..6, &crashed())), open);
+    // What mostly works beside what never does.
+    assert_eq!(decision(&ending(&once(ALIKE), "b", 0..12, &crashed())), Ok(Verdict::Fail));
+    let half = ending(&with(ALIKE), "a", 0..6, &crashed());
+    assert_eq!(decision(&ending(&half, "b", 0..12, &crashed())), open);
 }
 
 #[test]

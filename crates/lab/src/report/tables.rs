@@ -4,7 +4,7 @@ use super::Raw;
 use crate::analysis::chart::{Figure, Mark, anchor, runs_of};
 use crate::analysis::ledger::PARTS;
 use crate::analysis::profile::Profiles;
-use crate::analysis::{Analysis, CellKey, Judged, Status, difference, differences, figure};
+use crate::analysis::{Analysis, CellKey, Judged, difference, differences, figure};
 use crate::plan::{Asks, Form, Metric};
 use crate::results::{Bottleneck, Cell, Outcome};
 use crate::runner::CALL_GRAPH;
@@ -366,9 +366,14 @@ pub fn unmeasured(analysis: &Analysis<'_>) -> Grid {
         let links = Link::runs(analysis, 1, &cell.id.load, &cell.id.subject);
         grid.rows.push(Row { kind: "fail", cells, links, ..Row::default() });
     }
-    for (key, status) in analysis.unmeasured() {
-        let Status::Impossible(reason) = status else { continue };
-        let cells = vec![key.load.into(), key.subject.into(), "cannot run here".into(), reason.into(), String::new()];
+    for key in analysis.table.keys() {
+        let (ended, impossible) = analysis.table.impossible(key);
+        let Some(reason) = impossible.last() else { continue };
+        let what = match impossible.len() {
+            all if all == ended => "cannot run here".to_owned(),
+            some => format!("cannot run here, in {some} of {ended} repetitions"),
+        };
+        let cells = vec![at_point(key.load, key.point), key.subject.into(), what, (*reason).into(), String::new()];
         let links = Link::runs(analysis, 1, key.load, key.subject);
         grid.rows.push(Row { kind: "undecided", cells, links, ..Row::default() });
     }
