@@ -7,6 +7,9 @@
 //! A thread's total is exact to the nanosecond (`schedstat`). Its division into user and system time, and the host's busy
 //! time and interrupts, are counted in ticks, mostly of 10 ms. An interrupt during a thread's run counts for both, unless
 //! the kernel accounts for interrupts separately (`CONFIG_IRQ_TIME_ACCOUNTING`).
+//!
+//! A thread that ends takes its figures with it. Its time stays in its process's, which is counted in ticks: what that has
+//! more than its threads is theirs that have ended. That of processes that ended is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -48,8 +51,22 @@ struct Spent {
 /// A thread's role by its ID and name.
 type Judge = Box<dyn Fn(u32, &str) -> Role + Send>;
 
+/// Whom the time of threads belongs to that have ended: they are mostly of a pool, and QEMU's are called so.
+const ENDED: (u32, &str) = (0, "worker");
+
+/// A process that is followed.
+struct Process {
+    pid: u32,
+    role: Judge,
+    stat: Option<File>,
+    /// Its CPU time at both edges, in ticks, with that of threads that have ended.
+    ticks: [u64; 2],
+}
+
 /// One thread, with its files open.
 struct Thread {
+    /// Whose it is; 0 for the kernel's.
+    process: u32,
     role: Role,
     schedstat: Option<File>,
     stat: Option<File>,
@@ -59,10 +76,10 @@ struct Thread {
 
 /// Reads CPU times at both edges of an interval.
 pub struct CpuMeter {
-    processes: Vec<(u32, Judge)>,
+    processes: Vec<Process>,
+    /// Those whose families are followed, by who was the first.
+    families: Vec<(u32, Role)>,
     threads: BTreeMap<u32, Thread>,
-    /// Threads that started within the interval: all of their time counts.
-    late: BTreeMap<u32, (Role, Spent)>,
     host: [Host; 2],
     edges: [Option<Instant>; 2],
     tick_ns: u64,
@@ -95,8 +112,8 @@ impl CpuMeter {
         let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         let mut meter = Self {
             processes: Vec::new(),
+            families: Vec::new(),
             threads: BTreeMap::new(),
-            late: BTreeMap::new(),
             host: Default::default(),
             edges: [None; 2],
             tick_ns,
@@ -104,18 +121,21 @@ impl CpuMeter {
             watch: None,
             in_io_submit: None,
         };
-        for pid in kernel_threads() {
-            meter.threads.insert(pid, Thread::open(&format!("/proc/{pid}"), Role::Kernel));
-        }
+        meter.find_kernel_threads();
         meter
     }
 
     /// Adds a process; `role` classifies each of its threads by ID and name.
     pub fn follow(&mut self, pid: u32, role: impl Fn(u32, &str) -> Role + Send + 'static) {
-        for (tid, name) in threads_of(pid) {
-            self.threads.insert(tid, Thread::open(&format!("/proc/{pid}/task/{tid}"), role(tid, &name)));
-        }
-        self.processes.push((pid, Box::new(role)));
+        let stat = File::open(format!("/proc/{pid}/stat")).ok();
+        self.processes.push(Process { pid, role: Box::new(role), stat, ticks: [0; 2] });
+        self.find_threads();
+    }
+
+    /// Adds a process with all that it starts: its process group, and whoever is a descendant of one in it.
+    pub fn follow_family(&mut self, pid: u32, role: Role) {
+        self.families.push((pid, role));
+        self.find_threads();
     }
 
     /// Has it watched, between the edges, how long I/O threads sleep in `io_submit`.
@@ -147,43 +167,65 @@ impl CpuMeter {
     pub fn edge(&mut self, edge: Edge) {
         match edge {
             Edge::Begin => {
+                // What started under the load's ramp is not to count from its birth.
+                self.find_threads();
                 self.host[0] = Host::now();
                 self.edges[0] = Some(Instant::now());
                 for thread in self.threads.values_mut() {
                     thread.before = thread.look(self.tick_ns).unwrap_or_default();
                     thread.after = thread.before;
                 }
+                // Processes are read last here and first at the end, so that they have nothing more than their threads do but that of
+                // others.
+                self.read_processes(0);
                 self.watch = self.watches.then(|| Watch::begin(self.io_threads()));
             }
             Edge::End => {
                 self.in_io_submit = self.watch.take().and_then(Watch::end);
+                self.read_processes(1);
                 for thread in self.threads.values_mut() {
-                    // The time of a thread that ended within the interval is lost; it counts as unchanged.
                     thread.after = thread.look(self.tick_ns).unwrap_or(thread.before);
                 }
                 self.edges[1] = Some(Instant::now());
                 self.host[1] = Host::now();
-                self.look_for_late();
+                // All of the time of those that started within the interval counts.
+                self.find_kernel_threads();
+                self.find_threads();
             }
         }
     }
 
-    fn look_for_late(&mut self) {
-        let known: BTreeSet<u32> = self.threads.keys().copied().collect();
-        let mut late = Vec::new();
-        for (pid, role) in &self.processes {
-            let new = threads_of(*pid).into_iter().filter(|(tid, _)| !known.contains(tid));
-            late.extend(new.map(|(tid, name)| (tid, format!("/proc/{pid}/task/{tid}"), role(tid, &name))));
-        }
-        let new = kernel_threads().into_iter().filter(|pid| !known.contains(pid));
-        late.extend(new.map(|pid| (pid, format!("/proc/{pid}"), Role::Kernel)));
-        for (tid, place, role) in late {
-            if let Some(spent) = Thread::open(&place, role).look(self.tick_ns) {
-                self.late.insert(tid, (role, spent));
-            }
+    fn read_processes(&mut self, edge: usize) {
+        for process in &mut self.processes {
+            let ticks = process.stat.as_ref().and_then(reading).and_then(|text| ticks_of(&text));
+            // Of a process that has ended nothing more is known.
+            process.ticks[edge] = ticks.map_or(process.ticks[0], |(user, system)| user + system);
         }
     }
 
+    fn find_kernel_threads(&mut self) {
+        for pid in kernel_threads() {
+            let open = || Thread::open(&format!("/proc/{pid}"), 0, Role::Kernel, self.tick_ns);
+            self.threads.entry(pid).or_insert_with(open);
+        }
+    }
+
+    /// Finds threads, and processes of families, that are not known yet.
+    fn find_threads(&mut self) {
+        let known: BTreeSet<u32> = self.processes.iter().map(|process| process.pid).collect();
+        for (first, role) in self.families.clone() {
+            for pid in family_of(first).into_iter().filter(|pid| !known.contains(pid)) {
+                let stat = File::open(format!("/proc/{pid}/stat")).ok();
+                self.processes.push(Process { pid, role: Box::new(move |_, _| role), stat, ticks: [0; 2] });
+            }
+        }
+        for Process { pid, role, .. } in &self.processes {
+            for (tid, name) in threads_of(*pid) {
+                let open = || Thread::open(&format!("/proc/{pid}/task/{tid}"), *pid, role(tid, &name), self.tick_ns);
+                self.threads.entry(tid).or_insert_with(open);
+            }
+        }
+    }
     /// The interval's length in seconds; 0 before it has ended.
     pub fn seconds(&self) -> f64 {
         match self.edges {
@@ -196,7 +238,11 @@ impl CpuMeter {
     pub fn ledger(&self) -> Ledger {
         let mut sums: BTreeMap<Role, Spent> = BTreeMap::new();
         let known = self.threads.values().map(|thread| (thread.role, thread.spent()));
-        for (role, spent) in known.chain(self.late.values().copied()) {
+        let ended = self.processes.iter().filter_map(|process| {
+            let spent = self.of_ended_threads(process)?;
+            Some(((process.role)(ENDED.0, ENDED.1), spent))
+        });
+        for (role, spent) in known.chain(ended) {
             let sum = sums.entry(role).or_default();
             sum.total += spent.total;
             sum.system += spent.system;
@@ -222,13 +268,29 @@ impl CpuMeter {
     }
 }
 
+impl CpuMeter {
+    /// What the threads of a process have spent that are gone; `None` where the counting in ticks may have made it up. User and
+    /// system time are each cut down to a tick, at both edges, and so are those of each thread where the kernel counts it in
+    /// ticks alone.
+    fn of_ended_threads(&self, process: &Process) -> Option<Spent> {
+        let threads = || self.threads.values().filter(|thread| thread.process == process.pid);
+        let in_ticks = threads().filter(|thread| thread.schedstat.is_none()).count() as u64;
+        let all = process.ticks[1].saturating_sub(process.ticks[0]) * self.tick_ns;
+        let total = all.saturating_sub(threads().map(|thread| thread.spent().total).sum());
+        (total >= 2 * (1 + in_ticks) * self.tick_ns).then_some(Spent { total, system: 0 })
+    }
+}
+
 impl Thread {
-    fn open(place: &str, role: Role) -> Self {
+    /// With its files open, and looked at for the first time.
+    fn open(place: &str, process: u32, role: Role, tick_ns: u64) -> Self {
         let open = |name: &str| File::open(format!("{place}/{name}")).ok();
         // A kernel thread has no user time.
         let stat = if role == Role::Kernel { None } else { open("stat") };
         let schedstat = open("schedstat");
-        Self { role, stat, schedstat, before: Spent::default(), after: Spent::default() }
+        let mut thread = Self { process, role, stat, schedstat, before: Spent::default(), after: Spent::default() };
+        thread.after = thread.look(tick_ns).unwrap_or_default();
+        thread
     }
 
     /// Its CPU time so far; `None` if it has ended.
@@ -302,6 +364,29 @@ pub(crate) fn processes_called(name: &str) -> Vec<u32> {
     numbers_in("/proc").filter(is_it).collect()
 }
 
+/// The parent and the process group in a `stat` file.
+fn relatives_of(stat: &str) -> Option<[u32; 2]> {
+    let mut fields = fields(stat).skip(1).map(str::parse);
+    Some([fields.next()?.ok()?, fields.next()?.ok()?])
+}
+
+/// A process, the others of its group, and their descendants, which may have left it.
+fn family_of(first: u32) -> BTreeSet<u32> {
+    let relatives = |pid: u32| Some((pid, relatives_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?));
+    let all: Vec<_> = numbers_in("/proc").filter_map(relatives).collect();
+    let mut family = BTreeSet::from([first]);
+    loop {
+        let is_new = |family: &BTreeSet<u32>, (pid, [parent, group]): (u32, [u32; 2])| {
+            !family.contains(&pid) && (group == first || family.contains(&parent))
+        };
+        let new: Vec<u32> = all.iter().filter(|one| is_new(&family, **one)).map(|(pid, _)| *pid).collect();
+        if new.is_empty() {
+            return family;
+        }
+        family.extend(new);
+    }
+}
+
 /// A process's threads, by number and name.
 pub(crate) fn threads_of(pid: u32) -> Vec<(u32, String)> {
     let name =
@@ -353,12 +438,12 @@ mod tests {
     fn time_is_booked_to_whom_the_thread_belongs() {
         let mut meter = CpuMeter::new();
         meter.threads.clear();
-        let thread = |role, before, after| Thread { role, schedstat: None, stat: None, before, after };
+        let thread = |role, before, after| Thread { process: 0, role, schedstat: None, stat: None, before, after };
         let spent = |total, system| Spent { total, system };
         meter.threads.insert(1, thread(Role::IoThread, spent(100, 10), spent(400, 60)));
         meter.threads.insert(2, thread(Role::IoThread, spent(0, 0), spent(50, 50)));
         meter.threads.insert(3, thread(Role::ServerOther, spent(5, 0), spent(7, 1)));
-        meter.late.insert(4, (Role::ServerOther, spent(40, 40)));
+        meter.threads.insert(4, thread(Role::ServerOther, spent(0, 0), spent(40, 40)));
         meter.tick_ns = 10;
         meter.host[1] = Host { busy: 100, interrupts: 2, stolen: 3 };
         let ledger = meter.ledger();
@@ -367,6 +452,53 @@ mod tests {
         assert_eq!((ledger.kernel_threads, ledger.guest, ledger.load), (None, None, None));
         assert_eq!((ledger.stolen, ledger.io_threads(), ledger.all_of_server()), (Some(30), Some(350), Some(392)));
         assert_eq!(ledger.unaccounted(), Some(1000 - 412));
+    }
+
+    #[test]
+    fn what_a_process_has_more_than_its_threads_is_the_time_of_those_that_have_ended() {
+        let of = |ticks: u64, in_ticks: bool| {
+            let mut meter = CpuMeter::new();
+            meter.threads.clear();
+            meter.tick_ns = 10;
+            let schedstat = || if in_ticks { None } else { File::open("/dev/null").ok() };
+            let (role, before) = (Role::IoThread, Spent { total: 500, system: 0 });
+            let after = Spent { total: 1500, system: 0 };
+            meter.threads.insert(8, Thread { process: 7, role, schedstat: schedstat(), stat: None, before, after });
+            let role = |tid: u32, name: &str| if (tid, name) == ENDED { Role::ServerOther } else { Role::IoThread };
+            meter.processes.push(Process { pid: 7, role: Box::new(role), stat: None, ticks: [1000, 1000 + ticks] });
+            let ledger = meter.ledger();
+            assert_eq!(ledger.io_threads(), Some(1000));
+            ledger.server_other
+        };
+        assert_eq!(of(130, false), Some(300));
+        assert_eq!(of(102, false), Some(20));
+        // Ticks that are cut off at both edges make up as much, of a thread that is counted in ticks, too.
+        assert_eq!(of(101, false), None);
+        assert_eq!((of(103, true), of(104, true)), (None, Some(40)));
+        assert_eq!(of(90, false), None, "clocks differ");
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_counts_and_so_does_a_child_of_a_child() {
+        let mut meter = CpuMeter::new();
+        meter.follow(std::process::id(), |_, _| Role::Load);
+        let mut shell = std::process::Command::new("/bin/sh");
+        // It spends, says so, and is there until its input ends.
+        shell.args(["-c", "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; echo; read x'; true"]);
+        shell.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut shell = std::os::unix::process::CommandExt::process_group(&mut shell, 0).spawn().unwrap();
+        meter.follow_family(shell.id(), Role::Server);
+        meter.edge(Edge::Begin);
+        let spend = || while egret_loadgen::machine::thread_cpu_time_ns() < 100_000_000 {};
+        std::thread::spawn(spend).join().unwrap();
+        let said = std::io::Read::read(shell.stdout.as_mut().unwrap(), &mut [0]);
+        assert_eq!(said.unwrap(), 1);
+        meter.edge(Edge::End);
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        // But for the ticks that are cut off.
+        assert!(meter.ledger().load.unwrap() >= 80_000_000, "{:?}", meter.ledger());
+        assert!(meter.ledger().server.unwrap() > 1_000_000, "{:?}", meter.ledger());
     }
 
     #[test]

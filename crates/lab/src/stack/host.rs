@@ -168,11 +168,6 @@ impl Host {
     }
 }
 
-fn children(pid: u32) -> Vec<u32> {
-    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
-}
-
 /// Looks at the host while fio measures; nothing if fio ended too soon.
 ///
 /// fio does not report when it begins to measure. That is at least the ramp after its start, and lasts for the runtime. So
@@ -188,11 +183,8 @@ fn watch(fio: &mut Process, backends: &[u32], task: &Task<'_>) -> Option<CpuMete
         return None;
     }
     let mut meter = CpuMeter::new();
-    meter.follow(fio.pid(), |_, _| Role::Load);
-    // Jobs that are processes.
-    for job in children(fio.pid()) {
-        meter.follow(job, |_, _| Role::Load);
-    }
+    // Jobs may be processes.
+    meter.follow_family(fio.pid(), Role::Load);
     backends.iter().for_each(|pid| meter.follow(*pid, |_, _| Role::Backend));
     task.edge(Edge::Begin);
     meter.edge(Edge::Begin);

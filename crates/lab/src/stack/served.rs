@@ -209,7 +209,8 @@ impl Served {
         for server in &self.servers {
             let pid = server.pid();
             let Some(telemetry) = &mut self.telemetry else {
-                meter.follow(pid, |_, _| Role::Server);
+                // The shell's, which starts the server as a process of its own.
+                meter.follow_family(pid, Role::Server);
                 continue;
             };
             let io_threads = telemetry.io_threads().unwrap_or_else(|| by_order(pid, self.iothreads));
