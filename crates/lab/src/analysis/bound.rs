@@ -2,7 +2,7 @@
 
 use crate::plan::Metric;
 use crate::results::Bottleneck;
-use crate::statistics::Verdict;
+use crate::statistics::{Relation, Verdict};
 
 /// What the bottlenecks of both sides leave of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +37,15 @@ impl Bound {
             Self::Baseline(why) if verdict == Verdict::Pass => (Ok(Verdict::CantTell { more_pairs: None }), Some(why)),
             Self::Baseline(why) => (Ok(verdict), Some(why)),
         }
+    }
+}
+
+/// What is left of a relation of two in speed of which the load held some back: who it did may be faster still, so that they
+/// are not known to be alike, and of two nothing is known.
+pub fn leaves_of_relation(relation: Relation, held_back: [bool; 2]) -> Relation {
+    match (relation, held_back) {
+        (_, [true, true]) | (Relation::Alike, [true, false] | [false, true]) => Relation::Unknown,
+        (relation, _) => relation,
     }
 }
 

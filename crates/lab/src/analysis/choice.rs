@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::chart::{anchor, runs_of};
-use super::{Analysis, CellKey, Status, difference};
+use super::{Analysis, CellKey, Status, bound, difference};
 use crate::plan::{Form, Load, Metric, Stack};
-use crate::results::Bottleneck;
-use crate::statistics::{self, ENOUGH, Sample};
+use crate::results::{Bottleneck, CellId};
+use crate::statistics::{self, ENOUGH, Sample, median};
 
 /// How a choice begins that others may equal.
 pub const PERHAPS: &str = "Perhaps ";
@@ -53,8 +53,11 @@ enum Relation {
     Unknown,
 }
 
-/// What two options are to each other, by load, point, metric and both of them.
-pub(super) type Relations = BTreeMap<(String, u32, Metric, [String; 2]), statistics::Relation>;
+/// By load, point, metric and both options.
+type RelationKey = (String, u32, Metric, [String; 2]);
+
+/// What two options are to each other.
+pub(super) type Relations = BTreeMap<RelationKey, statistics::Relation>;
 
 /// The options of a load, from the best on, and what is known of the others beside that.
 struct Ranking<'a> {
@@ -62,6 +65,8 @@ struct Ranking<'a> {
     best: f64,
     alike: Vec<String>,
     unknown: Vec<String>,
+    /// Better than the leader, where each is worse than somebody.
+    better: Vec<String>,
     worse: Vec<String>,
     /// The leader and those that are alike.
     equals: Vec<&'a str>,
@@ -218,7 +223,16 @@ impl Analysis<'_> {
                     }
                 }
             }
-            names.into_iter().zip(statistics::relations(&samples, self.run.plan.threshold)).collect()
+            let found = statistics::relations(&samples, self.run.plan.threshold);
+            let left = |((load, point, metric, pair), found): (RelationKey, statistics::Relation)| {
+                let is_bound = |subject: &String| {
+                    let limit = self.table.limit(CellKey { load: &load, subject, point });
+                    !bound::is_cost(metric) && matches!(limit, Some(Bottleneck::Load(_)))
+                };
+                let left = bound::leaves_of_relation(found, pair.each_ref().map(is_bound));
+                ((load, point, metric, pair), left)
+            };
+            names.into_iter().zip(found).map(left).collect()
         })
     }
 
@@ -287,54 +301,89 @@ impl Analysis<'_> {
         // Who cannot keep up with a rate is no candidate at it.
         let (short, usable): (Vec<&str>, Vec<&str>) =
             usable.partition(|name| self.table.shortfall(key(name)).is_some());
-        let mut ranked: Vec<(&str, f64)> =
-            usable.into_iter().filter_map(|name| Some((name, self.summary(key(name), metric)?.median))).collect();
-        ranked.sort_by(|a, b| if metric.more_is_better() { b.1.total_cmp(&a.1) } else { a.1.total_cmp(&b.1) });
+        let mut ranked = self.in_order(load, point, &usable, metric);
         if ranked.is_empty() || ranked.len() + short.len() < 2 {
             return None;
         }
         let relation = |one: &str, other: &str, metric| self.relation(load, point, one, other, metric);
-        // Of those that are alike the first leads whose tail nobody's among them is known to be better than.
-        let first = ranked[0].0;
-        let peers: Vec<usize> = (0..ranked.len())
-            .filter(|index| *index == 0 || relation(ranked[*index].0, first, metric) == Relation::Alike)
-            .collect();
-        let has_better =
-            |one: usize, other: usize| relation(ranked[one].0, ranked[other].0, Metric::LatencyP99) == Relation::Better;
-        let leads = peers.iter().copied().find(|index| !peers.iter().any(|other| has_better(*other, *index)));
-        let (leader, best) = ranked.remove(leads.unwrap_or(0));
+        let is_beaten =
+            |one: &str, by: &[&str], metric| by.iter().any(|by| relation(by, one, metric) == Relation::Better);
+        // The first that nobody is known to be better than; and of those that are alike the first whose tail nobody's among
+        // them is known to be better than.
+        let unbeaten: Vec<&str> = ranked.iter().copied().filter(|name| !is_beaten(name, &ranked, metric)).collect();
+        let first = unbeaten.first().copied().unwrap_or(ranked[0]);
+        let is_peer = |name: &&str| *name == first || relation(name, first, metric) == Relation::Alike;
+        let peers: Vec<&str> = unbeaten.into_iter().filter(is_peer).collect();
+        let leads = peers.iter().copied().find(|name| !is_beaten(name, &peers, Metric::LatencyP99));
+        let leader = leads.unwrap_or(first);
+        ranked.retain(|name| *name != leader);
         let others = ranked;
-        let (mut alike, mut unknown) = (Vec::new(), Vec::new());
+        // As the pairs have it that relations are of.
+        let beside = |name: &str, metric| {
+            let [ours, theirs] = [name, leader].map(|subject| CellKey { load: &load.name, subject, point });
+            let logs = self.table.log_ratios(ours, theirs, metric);
+            let logs: Vec<f64> = logs.into_iter().map(|(_, log)| log).collect();
+            let of_medians = || {
+                let [ours, theirs] = [ours, theirs].map(|key| self.summary(key, metric).map(|of| of.median));
+                ours.zip(theirs).map_or(f64::NAN, |(ours, theirs)| ours / theirs)
+            };
+            difference(Sample::of_pairs(&logs).map_or_else(of_medians, |sample| sample.log_ratio.exp()))
+        };
+        let (mut alike, mut unknown, mut better) = (Vec::new(), Vec::new(), Vec::new());
         let mut worse: Vec<String> = short.into_iter().map(|name| format!("{name} (does not keep up)")).collect();
-        for (name, value) in &others {
+        for name in others.iter().copied() {
+            let named = || format!("{name} ({})", beside(name, metric));
             match relation(name, leader, metric) {
                 Relation::Alike if relation(name, leader, Metric::LatencyP99) == Relation::Worse => {
-                    let p99 = |name| self.summary(key(name), Metric::LatencyP99).map_or(f64::NAN, |of| of.median);
-                    worse.push(format!("{name} (p99 {})", difference(p99(name) / p99(leader))));
+                    worse.push(format!("{name} (p99 {})", beside(name, Metric::LatencyP99)));
                 }
-                Relation::Alike => alike.push((*name).to_owned()),
-                Relation::Worse => worse.push(format!("{name} ({})", difference(value / best))),
-                Relation::Better | Relation::Unknown => unknown.push(format!("{name} ({})", difference(value / best))),
+                Relation::Alike => alike.push(name.to_owned()),
+                Relation::Worse => worse.push(named()),
+                Relation::Better => better.push(named()),
+                Relation::Unknown => unknown.push(named()),
             }
         }
-        let tail = |name: &&(&str, f64)| relation(name.0, leader, Metric::LatencyP99) == Relation::Better;
-        let better_tail = others.iter().find(tail).map(|(name, _)| *name);
+        let best = self.summary(key(leader), metric)?.median;
+        let tail = |name: &&str| relation(name, leader, Metric::LatencyP99) == Relation::Better;
+        let better_tail = others.iter().copied().find(tail);
         let is_equal = |name: &&str| *name == leader || alike.iter().any(|one| one == name);
         let equals = self.options().into_iter().filter(is_equal).collect();
-        Some(Ranking { leader, best, alike, unknown, worse, equals, better_tail })
+        Some(Ranking { leader, best, alike, unknown, better, worse, equals, better_tail })
+    }
+
+    /// Those of some subjects that have values, from the best on by the medians of the repetitions that all of them have: a
+    /// machine that changes while only some are measured more would else put these ahead, or behind.
+    fn in_order<'b>(&self, load: &Load, point: u32, subjects: &[&'b str], metric: Metric) -> Vec<&'b str> {
+        let logs = |subject: &'b str| {
+            let logs = self.table.logs(CellKey { load: &load.name, subject, point }, metric, true);
+            (!logs.is_empty()).then_some((subject, logs))
+        };
+        let logs: Vec<_> = subjects.iter().copied().filter_map(logs).collect();
+        let is_common = |repetition: &u32| logs.iter().all(|(_, logs)| logs.contains_key(repetition));
+        let has_common = logs.first().is_some_and(|(_, logs)| logs.keys().any(is_common));
+        let mut ranked: Vec<(&str, f64)> = logs
+            .iter()
+            .map(|(name, logs)| {
+                let meant = logs.iter().filter(|(repetition, _)| !has_common || is_common(repetition));
+                (*name, median(meant.map(|(_, log)| *log).collect()))
+            })
+            .collect();
+        ranked.sort_by(|a, b| if metric.more_is_better() { b.1.total_cmp(&a.1) } else { a.1.total_cmp(&b.1) });
+        ranked.into_iter().map(|(name, _)| name).collect()
     }
 
     /// Who is best under a load, and how the others compare with that.
     fn best(&self, aim: &str, metric: Metric, load: &Load) -> Option<Advice> {
         let ranking = self.ranking(load, 0, metric)?;
         let choice = ranking.choice();
-        let Ranking { leader, best, alike, unknown, worse, better_tail, .. } = ranking;
+        let Ranking { leader, best, alike, unknown, better, worse, better_tail, .. } = ranking;
         let tails = [(Metric::LatencyP99, "p99"), (Metric::LatencyP999, "p99.9")];
         let tails = tails.into_iter().filter(|_| metric == Metric::Latency).filter_map(|(tail, name)| {
             Some(format!(", {name} {}", tail.say(self.summary(at(load, leader), tail)?.median)))
         });
         let mut reasons = vec![format!("{leader}: {}{}", metric.say(best), tails.collect::<String>())];
-        let lists = [("no meaningful difference", alike), ("can't tell", unknown), ("worse", worse)];
+        let lists =
+            [("better", better), ("no meaningful difference", alike), ("can't tell", unknown), ("worse", worse)];
         reasons.extend(
             lists
                 .iter()
@@ -457,12 +506,26 @@ impl Analysis<'_> {
     fn beats(&self, winner: &str, loser: &str) -> Option<Vec<String>> {
         let mut better = Vec::new();
         for load in self.loads_of(loser) {
-            for &metric in looked_at(load, 0) {
-                match self.relation(load, 0, winner, loser, metric) {
-                    Relation::Better => better.push(format!("{} under {}", metric.name(), load.name)),
-                    Relation::Alike => {}
-                    Relation::Unknown if metric == Metric::LatencyP99 => {}
-                    Relation::Worse | Relation::Unknown => return None,
+            for point in 0..=load.keys.curve.map_or(0, |curve| curve.points) {
+                let place = CellId { load: load.name.clone(), subject: String::new(), repetition: 0, point }.place();
+                let is_short = |subject| self.table.shortfall(CellKey { load: &load.name, subject, point }).is_some();
+                // Whoever does not reach a rate has less to wait for, and its latency says nothing.
+                let speed = match (is_short(winner), is_short(loser)) {
+                    (false, false) => true,
+                    (true, false) => return None,
+                    (false, true) => {
+                        better.push(format!("the rate that it reaches under {place}"));
+                        false
+                    }
+                    (true, true) => false,
+                };
+                for &metric in looked_at(load, point).iter().filter(|metric| speed || bound::is_cost(**metric)) {
+                    match self.relation(load, point, winner, loser, metric) {
+                        Relation::Better => better.push(format!("{} under {place}", metric.name())),
+                        Relation::Alike => {}
+                        Relation::Unknown if metric == Metric::LatencyP99 => {}
+                        Relation::Worse | Relation::Unknown => return None,
+                    }
                 }
             }
         }
@@ -508,8 +571,8 @@ impl Analysis<'_> {
 impl Ranking<'_> {
     /// Whom to choose.
     fn choice(&self) -> String {
-        let Self { leader, alike, unknown, worse, better_tail, .. } = self;
-        match (alike.is_empty(), unknown.is_empty(), worse.is_empty()) {
+        let Self { leader, alike, unknown, better, worse, better_tail, .. } = self;
+        match (alike.is_empty(), unknown.is_empty() && better.is_empty(), worse.is_empty()) {
             _ if better_tail.is_some() => {
                 format!("A trade-off: {leader}, or {} for p99", better_tail.unwrap_or_default())
             }

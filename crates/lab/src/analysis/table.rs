@@ -78,7 +78,7 @@ impl<'a> Table<'a> {
     }
 
     /// The logarithm of a metric in each repetition: of a baseline that was measured twice, the mean of both.
-    fn logs(&self, key: CellKey<'_>, metric: Metric, twice: bool) -> BTreeMap<u32, f64> {
+    pub(super) fn logs(&self, key: CellKey<'_>, metric: Metric, twice: bool) -> BTreeMap<u32, f64> {
         let mut logs: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
         let again = format!("{}{AGAIN}", key.subject);
         let keys = [key, CellKey { subject: &again, ..key }];

@@ -252,6 +252,77 @@ fn who_is_alike_and_has_a_longer_tail_is_not_advised() {
     }
 }
 
+#[test]
+fn whoever_is_worse_at_any_point_of_a_curve_replaces_nobody() {
+    let faster = [120_000.0, 80.0, 160.0, 9.0];
+    let leaves_out = |of_a: Does, of_b: Does| {
+        let mut run = at_a_rate(CURVE, |_| ALIKE);
+        for cell in &mut run.cells {
+            let does = match (cell.id.subject.as_str(), cell.id.point) {
+                ("b", 0) => faster,
+                ("b", _) => of_b,
+                (_, 0) => ALIKE,
+                _ => of_a,
+            };
+            let measured = measured(cell);
+            let latency = Latency { mean: does[1] * 1e3, p99: does[2] * 1e3, ..Latency::default() };
+            measured.reads = Some(Operations { requests: does[0] as u64, bytes: 4096, latency });
+            measured.cpu.server = Some((does[3] * 1e3 * does[0]) as u64);
+        }
+        let mut advice = Analysis::new(&run).advice();
+        advice.retain(|one| one.aim == "Leave out a");
+        advice.into_iter().map(|one| one.reasons.join("; ")).collect::<Vec<_>>()
+    };
+    let closed = "nowhere slower or dearer, and better in IOPS under one, mean latency under one, p99 latency under one, \
+                  CPU per I/O under one";
+    assert_eq!(leaves_out(ALIKE, ALIKE), [closed]);
+    let at_the_point = format!("{closed}, mean latency under one, point 1");
+    assert_eq!(leaves_out(ALIKE, [100_000.0, 70.0, 200.0, 10.0]), [at_the_point]);
+    for worse in [[100_000.0, 130.0, 200.0, 10.0], [100_000.0, 100.0, 300.0, 10.0], [100_000.0, 100.0, 200.0, 13.0]] {
+        assert_eq!(leaves_out(ALIKE, worse), [""; 0], "{worse:?}");
+    }
+    // Who makes fewer requests has less to wait for: of a rate that is not reached only who reaches it is told.
+    let short = |mean: f64| [60_000.0, mean, 2.0 * mean, 10.0];
+    assert_eq!(leaves_out(ALIKE, short(50.0)), [""; 0]);
+    assert_eq!(leaves_out(short(50.0), ALIKE), [format!("{closed}, the rate that it reaches under one, point 1")]);
+    assert_eq!(leaves_out(short(50.0), short(60.0)), [closed]);
+}
+
+#[test]
+fn of_options_that_the_load_held_back_nobody_knows_whether_they_are_alike() {
+    let advice = |bound: &[&str], of_b: Does, limit: Bottleneck| {
+        let mut run = run(&[TWO, LOAD].concat(), |_, subject, _| if subject == "b" { of_b } else { ALIKE });
+        for cell in run.cells.iter_mut().filter(|cell| bound.contains(&cell.id.subject.as_str())) {
+            measured(cell).limit = Some(limit.clone());
+        }
+        let analysis = Analysis::new(&run);
+        let related = analysis.relations().iter().map(|one| one.alike).collect::<Vec<_>>();
+        (aims(&run).remove(0).split_once(": ").unwrap().1.to_owned(), related, analysis.tails().len())
+    };
+    let load = || Bottleneck::Load("l".into());
+    let none = "No meaningful difference".to_owned();
+    assert_eq!(advice(&[], ALIKE, load()), (none.clone(), vec![true], 0));
+    assert_eq!(advice(&["a"], ALIKE, load()), ("Perhaps b".into(), vec![], 0));
+    assert_eq!(advice(&["a", "b"], ALIKE, load()), ("Perhaps b".into(), vec![], 0));
+    assert_eq!(advice(&["a", "b"], WORSE, load()), ("Perhaps a".into(), vec![], 0));
+    assert_eq!(advice(&["a"], WORSE, load()), ("a".into(), vec![false], 1), "it is better at least by that");
+    assert_eq!(advice(&["a", "b"], ALIKE, Bottleneck::Device("d".into())), (none, vec![true], 0), "so is the disk");
+}
+
+#[test]
+fn options_are_ranked_by_the_repetitions_that_all_of_them_have() {
+    let plan = [TWO, LOAD].concat();
+    // The machine slows down, and `a` is not measured any more.
+    let mut run = repeated(12, &plan, |_, subject, repetition| {
+        let by = if repetition < 5 { 1.0 } else { 0.8 } * if subject == "b" { 1.1 } else { 1.0 };
+        [100_000.0 * by, 100.0 / by, 200.0 / by, 10.0]
+    });
+    run.cells.retain(|cell| cell.id.subject == "b" || cell.id.repetition < 5);
+    let advice = Analysis::new(&run).advice();
+    assert_eq!(advice[0].choice, "b");
+    assert!(advice[0].reasons.contains(&"worse: a (+10.0\u{a0}%)".to_owned()), "{:?}", advice[0].reasons);
+}
+
 /// A run of one load, at a rate of 100 000 a second at its one point if it has some and else in its closed loop, of which
 /// each subject reaches what `does` says.
 fn at_a_rate(keys: &str, does: impl Fn(&str) -> Does) -> Run {
