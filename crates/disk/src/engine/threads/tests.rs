@@ -266,14 +266,18 @@ fn a_disk_that_hangs_leaves_workers_to_the_others() {
 }
 
 #[test]
-fn a_disk_that_is_alone_has_all_workers() {
+fn a_disk_that_is_alone_has_all_workers_but_one_and_what_comes_when_it_hangs_has_that() {
     let (mut threads, disks, _dir) = lockable(8, 2);
     let locked = Locked::new(&disks[0], 0..MIB);
     (0..20).for_each(|token| push_zeroes(&mut threads, 0, 512, token));
     threads.submit(Nanos::ZERO);
     await_busy(&threads, 4);
     threads.detach(1);
-    await_busy(&threads, 8);
+    await_busy(&threads, 7);
+    threads.attach(1, &disks[1]).unwrap();
+    (100..120).for_each(|token| push_zeroes(&mut threads, 1, 512, token));
+    threads.submit(Nanos::ZERO);
+    assert!(ended(&mut threads, 20).iter().all(|&token| token >= 100));
     drop(locked);
     assert_eq!(ended(&mut threads, 20).len(), 20);
 }
@@ -285,7 +289,7 @@ fn a_limit_that_is_raised_has_more_workers_at_jobs_at_once() {
     (0..20).for_each(|token| push_zeroes(&mut threads, 0, 512, token));
     threads.submit(Nanos::ZERO);
     await_busy(&threads, 1);
-    threads.limit_workers(WorkerLimits { min: 0, max: 3, idle: Duration::from_secs(10) });
+    threads.limit_workers(WorkerLimits { min: 0, max: 4, idle: Duration::from_secs(10) });
     await_busy(&threads, 3);
     drop(locked);
     assert_eq!(ended(&mut threads, 20).len(), 20);
