@@ -153,7 +153,10 @@ impl Buckets {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::throttle::LARGEST_LIMIT;
 
     fn is(a: f64, b: f64) -> bool {
         (a - b).abs() < 1e-6
@@ -220,6 +223,61 @@ mod tests {
             let near = |a: [f64; 3], b: [f64; 3]| a.into_iter().zip(b).all(|(a, b)| is(a, b));
             assert!(near(levels(&buckets.bytes), expected(bytes as f64)), "{buckets:?}");
             assert!(near(levels(&buckets.requests), expected(units)), "{buckets:?}");
+        }
+    }
+
+    /// Any limit that is taken.
+    fn any_limit() -> impl Strategy<Value = Limit> {
+        let rate = || prop_oneof![1..=10_u64, 1..=LARGEST_LIMIT, Just(LARGEST_LIMIT)];
+        (rate(), prop::option::of(rate()), prop_oneof![Just(1), 1..=LARGEST_LIMIT]).prop_map(
+            |(average, burst, seconds)| match burst.map(|burst| burst.max(average)) {
+                None => limit(average, 0, 1),
+                Some(burst) => limit(average, burst, seconds.min(LARGEST_LIMIT / burst)),
+            },
+        )
+    }
+
+    proptest! {
+        /// Whatever is taken as a limit, however large what is done, and however long nothing is.
+        #[test]
+        fn levels_stay_finite_and_not_negative_and_time_only_lowers_them(
+            limit in any_limit(),
+            steps in prop::collection::vec((0..=u64::MAX, prop_oneof![0..=u64::MAX, 0..=1_000_000_000_u64]), 1..20),
+        ) {
+            let rates = Rates { total: limit, ..Rates::default() };
+            prop_assert_eq!(Limits { bytes: rates, ..Limits::default() }.check(), Ok(()));
+            let mut bucket = Bucket::new(limit);
+            prop_assert_eq!(bucket.wait(), Nanos::ZERO, "an empty one");
+            for (units, passed) in steps {
+                bucket.fill(units as f64);
+                let levels = [bucket.level, bucket.burst_level];
+                prop_assert!(levels.iter().all(|level| level.is_finite() && *level >= 0.0), "{:?}", bucket);
+                bucket.leak(Nanos(passed));
+                let left = [bucket.level, bucket.burst_level];
+                prop_assert!(left.iter().zip(levels).all(|(left, level)| (0.0..=level).contains(left)), "{:?}", bucket);
+            }
+        }
+
+        /// The brim is all that may begin at once, beside the request that goes over it.
+        #[test]
+        fn no_more_begins_at_once_than_the_brim_holds_and_one_request(
+            limit in any_limit(),
+            units in prop_oneof![1..=4096_u64, 1..=LARGEST_LIMIT],
+        ) {
+            let Limit { average, burst, burst_seconds } = limit;
+            let brim = if burst == 0 { average as f64 / 10.0 } else { burst as f64 * burst_seconds as f64 };
+            let mut bucket = Bucket::new(limit);
+            let mut begun = 0.0;
+            for _ in 0..1000 {
+                if bucket.wait() > Nanos::ZERO {
+                    break;
+                }
+                // A wait of less than a nanosecond is none, and an f64 rounds.
+                let nothing = 1.0 + average as f64 / SECOND + brim * 1e-9;
+                prop_assert!(begun <= brim + nothing, "{begun} of {brim}");
+                bucket.fill(units as f64);
+                begun += units as f64;
+            }
         }
     }
 
