@@ -2,11 +2,11 @@
 
 use super::bound::{self, Bound};
 use super::table::counterpart;
-use super::{Analysis, CellKey, Status, Summary};
+use super::{Analysis, CellKey, Status, Summary, difference};
 use crate::plan::{Application, Asks, Load, Metric, Stack};
 use crate::runner::AGAIN;
 use crate::statistics::{
-    self, Count, Estimate, Limit, Look, Looks, Null, Question, Sample, Verdict, deviation, median,
+    self, Count, Estimate, Limit, Look, Looks, Null, Question, Sample, Verdict, deviation, median, trimmed,
 };
 
 /// A comparison with the baseline.
@@ -73,6 +73,30 @@ type Logs = Vec<(u32, f64)>;
 fn sample(logs: &Logs, before: u32) -> Option<Sample> {
     let logs: Vec<f64> = logs.iter().filter(|(repetition, _)| *repetition < before).map(|(_, log)| *log).collect();
     Sample::of_pairs(&logs)
+}
+
+/// A verdict or why there is none, and what is to be said beside it.
+type Decided = (Result<Verdict, String>, Option<String>);
+
+/// Pairs that a trimmed mean leaves out and that lost more than the limit, by more than chance.
+#[derive(Clone, Debug, PartialEq)]
+struct LeftOut {
+    text: String,
+    /// Whether the baseline has measurements that are as far off.
+    is_the_machines: bool,
+}
+
+impl LeftOut {
+    /// What they leave of a decision: a stall that only the subject had may be its own.
+    fn leaves(self, (decision, note): Decided) -> Decided {
+        let decision = match decision {
+            Ok(Verdict::Pass) if !self.is_the_machines => Ok(Verdict::CantTell { more_pairs: None }),
+            decision => decision,
+        };
+        let as_well = if self.is_the_machines { ", and the baseline stalled as well" } else { "" };
+        let text = self.text + as_well;
+        (decision, Some(note.map_or(text.clone(), |note| format!("{note}; {text}"))))
+    }
 }
 
 impl<'a> Analysis<'a> {
@@ -173,6 +197,9 @@ impl<'a> Analysis<'a> {
         let members: Vec<usize> =
             (0..pairs.len()).filter(|index| excuses[*index].is_none() && !logs[*index].is_empty()).collect();
         let found = self.verdicts(&members.iter().map(|index| (pairs[*index], &logs[*index])).collect::<Vec<_>>());
+        let left_out = self.left_out(&members.iter().map(|index| (pairs[*index], &logs[*index])).collect::<Vec<_>>());
+        let mut stalls: Vec<Option<LeftOut>> = vec![None; pairs.len()];
+        members.iter().zip(left_out).for_each(|(index, one)| stalls[*index] = one);
         let mut estimates = vec![None; pairs.len()];
         members.into_iter().zip(found).for_each(|(index, found)| estimates[index] = Some(found));
         // What decides nothing has an interval of its own all the same.
@@ -180,8 +207,10 @@ impl<'a> Analysis<'a> {
         let shown = estimates.iter().zip(pairs.iter().zip(&logs));
         let shown: Vec<_> = shown.map(|(found, one)| found.map_or_else(|| alone(one), |found| Some(found.0))).collect();
         let floors = self.floors();
-        let judged = pairs.iter().zip(excuses).zip(estimates).zip(shown).map(|(((pair, excuse), found), ratio)| {
-            let (decision, note) = self.decide(*pair, excuse, found.map(|(_, verdict)| verdict));
+        let judged = pairs.iter().zip(excuses).zip(estimates).zip(shown).zip(stalls);
+        let judged = judged.map(|((((pair, excuse), found), ratio), stall)| {
+            let decided = self.decide(*pair, excuse, found.map(|(_, verdict)| verdict));
+            let (decision, note) = stall.map_or(decided.clone(), |stall| stall.leaves(decided));
             let floor = floors.iter().find(|one| (one.0, one.1) == (pair.load.name.as_str(), pair.metric));
             Judged {
                 load: pair.load.name.clone(),
@@ -237,6 +266,36 @@ impl<'a> Analysis<'a> {
         found.into_iter().flatten().collect()
     }
 
+    /// Of each comparison of a family the pairs that its mean leaves out though they tell of a loss.
+    fn left_out(&self, family: &[(Pair<'_>, &Logs)]) -> Vec<Option<LeftOut>> {
+        let samples = family.iter().filter_map(|(pair, logs)| {
+            let floor = self.floor(pair.load, pair.metric, [pair.subject, pair.baseline]);
+            Some((pair.metric.name(), sample(logs, u32::MAX)?, floor))
+        });
+        let samples: Vec<_> = samples.collect();
+        let reaches = statistics::reaches(&samples);
+        let left_out = |((&(pair, logs), (_, sample, _)), reach): ((&(Pair<'_>, &Logs), &(_, Sample, _)), f64)| {
+            let limit = Limit::for_loss(self.run.plan.threshold, pair.metric.more_is_better());
+            // How much more each lost than the mean.
+            let lost = |log: f64| limit.sign_of_loss() * (log - sample.log_ratio);
+            let mut logs: Vec<f64> = logs.iter().map(|(_, log)| *log).collect();
+            logs.sort_by(|one, other| lost(*other).total_cmp(&lost(*one)));
+            let is_stall = |log: &&f64| lost(**log) > reach && !limit.holds_for(log.exp());
+            let stalls: Vec<&f64> = logs.iter().take(trimmed(logs.len())).filter(is_stall).collect();
+            let worst = difference(stalls.first()?.exp());
+            let text = match stalls.len() {
+                1 => format!("one of {} pairs left out: {worst}", logs.len()),
+                some => format!("{some} of {} pairs left out, the worst: {worst}", logs.len()),
+            };
+            let again = format!("{}{AGAIN}", pair.baseline);
+            let beside_itself = self.table.log_ratios(pair.key(&again), pair.theirs(), pair.metric);
+            let is_the_machines =
+                logs.iter().any(|log| lost(*log) < -reach) || beside_itself.iter().any(|(_, log)| log.abs() > reach);
+            Some(LeftOut { text, is_the_machines })
+        };
+        family.iter().zip(&samples).zip(reaches).map(left_out).collect()
+    }
+
     /// What is left of a verdict: what was measured in fewer repetitions than the plan asks for passes nothing, however much
     /// the others tell of its scatter.
     fn in_enough_repetitions(&self, (estimate, verdict): (Estimate, Verdict)) -> (Estimate, Verdict) {
@@ -282,12 +341,7 @@ impl<'a> Analysis<'a> {
     }
 
     /// What failed is a fail whatever the other repetitions say, and beside a baseline that failed nothing passes.
-    fn decide(
-        &self,
-        pair: Pair<'_>,
-        excuse: Option<String>,
-        verdict: Option<Verdict>,
-    ) -> (Result<Verdict, String>, Option<String>) {
+    fn decide(&self, pair: Pair<'_>, excuse: Option<String>, verdict: Option<Verdict>) -> Decided {
         let is_speed = Self::metrics(pair.load, pair.point)[0] == pair.metric;
         // No bound of the disk or the load makes anybody fail.
         if let Some(failed) = self.fails(pair).filter(|_| is_speed) {

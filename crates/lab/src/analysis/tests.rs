@@ -253,6 +253,58 @@ fn who_is_alike_and_has_a_longer_tail_is_not_advised() {
 }
 
 #[test]
+fn a_stall_that_the_mean_leaves_out_is_told_and_passes_only_where_the_baseline_stalls_as_well() {
+    // What a subject does of its IOPS in a repetition, where it is not all.
+    let with = |repetitions: u32, noise: f64, stalls: &[(&str, u32, f64)]| {
+        let mut run = repeated(repetitions, &[TWO, LOAD].concat(), |_, subject, repetition| {
+            let up = if (subject == "b") == repetition.is_multiple_of(3) { 1.0 + noise } else { 1.0 };
+            let stalls = stalls.iter().filter(|(who, at, _)| *who == subject && [repetition, 99].contains(at));
+            let [iops, rest @ ..] = ALIKE;
+            let [mean, p99, cpu] = rest;
+            [iops * up * stalls.map(|(.., by)| by).product::<f64>(), mean, p99, cpu]
+        });
+        run.plan.repetitions = repetitions;
+        run
+    };
+    let said = |run: &Run| {
+        let judged = Analysis::new(run).judged;
+        (judged[0].decision.clone().unwrap(), judged[0].note.clone().map(|note| note.replace('\u{a0}', " ")))
+    };
+    let (pass, fail, open) = (Verdict::Pass, Verdict::Fail, Verdict::CantTell { more_pairs: None });
+    let note = |text: &str| Some(text.to_owned());
+    assert_eq!(said(&with(12, 0.01, &[])), (pass, None));
+    let stalled = with(12, 0.01, &[("b", 4, 0.1)]);
+    assert_eq!(said(&stalled), (open, note("one of 12 pairs left out: −90.1 %")));
+    let two = with(16, 0.01, &[("b", 4, 0.1), ("b", 9, 0.2)]);
+    assert_eq!(said(&two), (open, note("2 of 16 pairs left out, the worst: −90.1 %")));
+    // Of seven none is left out: it is in the scatter.
+    let seven = said(&with(7, 0.01, &[("b", 4, 0.1)]));
+    assert!(matches!(seven, (Verdict::CantTell { more_pairs: Some(_) }, None)), "{seven:?}");
+    // What the baseline does, too, is the machine's.
+    let both = with(12, 0.01, &[("b", 4, 0.1), ("a", 7, 0.2)]);
+    assert_eq!(said(&both), (pass, note("one of 12 pairs left out: −90.1 %, and the baseline stalled as well")));
+    let mut beside_itself = stalled.clone();
+    for mut cell in stalled.cells.iter().filter(|cell| cell.id.subject == "a").cloned() {
+        cell.id.subject += AGAIN;
+        if cell.id.repetition == 2 {
+            measured(&mut cell).seconds *= 5.0;
+        }
+        beside_itself.cells.push(cell);
+    }
+    assert_eq!(said(&beside_itself).0, pass);
+    // A loss is one all the same, and what is better has lost nothing.
+    let lost = with(12, 0.01, &[("b", 99, 0.8), ("b", 4, 0.1)]);
+    assert_eq!(said(&lost), (fail, note("one of 12 pairs left out: −92.1 %")));
+    assert_eq!(said(&with(12, 0.01, &[("b", 4, 3.0)])), (pass, None));
+    // No farther off than chance takes a pair where all scatter by so much.
+    assert_eq!(said(&with(12, 0.12, &[("b", 4, 0.9)])).1, None);
+    let place = tempfile::tempdir().unwrap();
+    crate::report::write(&stalled, place.path()).unwrap();
+    let text = std::fs::read_to_string(place.path().join("report.md")).unwrap();
+    assert!(text.contains("can't tell; one of 12 pairs left out: −90.1\u{a0}%"), "{text}");
+}
+
+#[test]
 fn whoever_is_worse_at_any_point_of_a_curve_replaces_nobody() {
     let faster = [120_000.0, 80.0, 160.0, 9.0];
     let leaves_out = |of_a: Does, of_b: Does| {

@@ -75,7 +75,7 @@ pub fn verdict(judged: &Judged) -> (&'static str, String) {
     let (kind, text) = match &judged.decision {
         Ok(Verdict::Pass) => ("pass", "pass".into()),
         Ok(Verdict::Fail) => ("fail", judged.fail.into()),
-        Ok(Verdict::CantTell { .. }) if judged.note.is_some() => ("cant-tell", "can't tell".into()),
+        Ok(Verdict::CantTell { more_pairs: None }) if judged.note.is_some() => ("cant-tell", "can't tell".into()),
         Ok(Verdict::CantTell { more_pairs: Some(more) }) => (
             "cant-tell",
             format!("can't tell; about {more} more {} would decide", if *more == 1 { "pair" } else { "pairs" }),

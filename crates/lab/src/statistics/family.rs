@@ -184,6 +184,17 @@ fn judge_with(questions: &[Question], look: Look, moderate: Moderate) -> Vec<(Es
     questions.iter().zip(&believed).zip(certain).map(judge).collect()
 }
 
+/// How far the logarithm of a single pair may lie from its comparison's by chance, of a family of comparisons, each of a kind
+/// and with a noise floor: that of none of all their pairs lies farther, but with the probability [`FALSE_FAIL`].
+pub fn reaches(samples: &[(&'static str, Sample, f64)]) -> Vec<f64> {
+    let pairs: usize = samples.iter().map(|(_, sample, _)| sample.count).sum();
+    let reach = |one: Believed| {
+        let error = one.error * (1.0 + 1.0 / one.sample.leverage).sqrt();
+        Believed { error, ..one }.half_width(FALSE_FAIL / pairs as f64)
+    };
+    believed(samples, moderated).into_iter().map(reach).collect()
+}
+
 /// How two things compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {

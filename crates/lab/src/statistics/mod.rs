@@ -6,6 +6,7 @@
 //! | [`Sample`] | one comparison as it was measured, of pairs or of two groups |
 //! | `moderated` | variances of one kind, each moderated by all |
 //! | [`judge`], [`judge_runs`], [`Estimate`], [`Verdict`] | comparisons that are read together: pass, fail, can't tell |
+//! | [`reaches`] | how far single pairs lie from their comparison by chance |
 //! | [`relations`] | pairs of options: alike, more, less, unknown |
 //! | [`Looks`], [`Look`] | when a plan that may measure more looks at what it has |
 //! | [`Count`], [`Overall`] | the verdict of a whole plan |
@@ -19,9 +20,9 @@ mod sample;
 mod simulations;
 mod verdict;
 
-pub use family::{Estimate, FALSE_FAIL, Null, Question, Relation, judge, judge_runs, relations};
+pub use family::{Estimate, FALSE_FAIL, Null, Question, Relation, judge, judge_runs, reaches, relations};
 pub use looks::{Look, Looks};
-pub use sample::{Sample, mean};
+pub use sample::{Sample, mean, trimmed};
 pub use verdict::{Count, Limit, Overall, Verdict};
 
 /// The middle of some values; `NaN` of none.

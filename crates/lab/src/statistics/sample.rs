@@ -29,7 +29,7 @@ impl Sample {
     pub fn of_pairs(logs: &[f64]) -> Option<Self> {
         let mut logs = logs.to_vec();
         logs.sort_by(f64::total_cmp);
-        let (count, cut) = (logs.len(), logs.len() / TRIMMED);
+        let (count, cut) = (logs.len(), trimmed(logs.len()));
         let kept = cut..count - cut;
         let log_ratio = mean(&logs[kept.clone()])?;
         let (all, kept_count) = (count as f64, kept.len() as f64);
@@ -51,6 +51,11 @@ impl Sample {
         let count = ours.len().min(theirs.len());
         Some(Self { count, log_ratio, variance, freedom, leverage: 1.0 / m + 1.0 / n })
     }
+}
+
+/// How many of some pairs have no say at either end.
+pub const fn trimmed(pairs: usize) -> usize {
+    pairs / TRIMMED
 }
 
 /// The mean; `None` without a value.
