@@ -89,6 +89,29 @@ fn a_mail_has_averages_over_jobs_and_their_range_over_patterns() {
 }
 
 #[test]
+fn a_mail_has_what_failed_and_says_that_averages_are_without_it() {
+    let mut run = run();
+    let fails = |cell: &&mut Cell| cell.id.subject == "after 1" && cell.id.load.starts_with("randread 8k QD8 4 jobs");
+    let mut failed = 0;
+    for cell in run.cells.iter_mut().filter(fails) {
+        cell.outcome = Outcome::Failed { reason: "it crashed".into(), log: Vec::new() };
+        failed += 1;
+    }
+    assert_eq!(failed, 2);
+    let text = report::mail(&Analysis::new(&run)).unwrap();
+    let row = rows(&text, "randread 8k 4 1");
+    let [row] = row.as_slice() else { panic!("{text}") };
+    assert_eq!(row[4..6], ["10000", "failed"], "{text}");
+    assert!(text.contains("after 1 failed in 2 of 2 repetitions: it crashed"), "{text}");
+    for first in ["1 8k", "1 50.00"] {
+        let average = rows(&text, first);
+        let [average] = average.as_slice() else { panic!("{text}") };
+        assert!(average.ends_with(&["incomplete:", "3", "of", "4", "cells"]), "{text}");
+    }
+    assert_eq!(text.matches("incomplete").count(), 2, "{text}");
+}
+
+#[test]
 fn a_run_without_lines_makes_no_mail_and_says_what_would() {
     let mut run = run();
     run.plan.subjects.iter_mut().for_each(|subject| subject.line = None);
