@@ -1,7 +1,7 @@
 //! A client, an I/O thread, who serves the disk, and two cores for the three of them: everything that a habit of waiting
 //! does to those who are waited for.
 //!
-//! The I/O thread has a core of its own, and so has the client. A disk that is hardware needs neither; one that is a
+//! The I/O thread has a core of its own, and so has the client, unless a neighbour wants it, too. A disk that is hardware needs neither; one that is a
 //! thread of the kernel runs on whichever core is free, and has part of the I/O thread's where none is.
 
 use std::collections::VecDeque;
@@ -44,6 +44,63 @@ pub enum Disk {
     Kernel { takes: u64, awake_in: u64 },
 }
 
+/// Somebody else who wants a core; times in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// When it begins.
+    pub from: u64,
+    /// How long it works at a time, whether it has the core meanwhile or not, and sleeps then.
+    pub works: u64,
+    pub sleeps: u64,
+    /// Whoever wakes up has the core at once. Otherwise the neighbour has had it for a time slice before, or stopped.
+    pub makes_room: bool,
+}
+
+impl Neighbour {
+    pub const NOBODY: Self = Self { from: FOREVER, works: 0, sleeps: 0, makes_room: true };
+    /// It never stops.
+    pub const ALWAYS: Self = Self { from: 0, works: FOREVER, sleeps: 0, makes_room: true };
+
+    /// When the turn began in which it wants the core at `now`, if it does.
+    fn turn(&self, now: u64) -> Option<u64> {
+        let since = now.checked_sub(self.from)?;
+        let into = since % self.works.saturating_add(self.sleeps);
+        (into < self.works).then(|| now - into)
+    }
+
+    /// When it wants the core, from `now` on.
+    fn next(&self, now: u64) -> u64 {
+        if self.turn(now).is_some() || now <= self.from {
+            return now.max(self.from);
+        }
+        let period = self.works + self.sleeps;
+        now + period - (now - self.from) % period
+    }
+
+    /// Until when it has the core at most, if its turn began at `began`.
+    fn end(&self, began: u64) -> u64 {
+        began.saturating_add(self.works)
+    }
+
+    /// When it takes the core, from `now` on, from somebody who has had it since `since`.
+    fn takes(&self, since: u64, now: u64) -> u64 {
+        self.next(now.max(since + TIMESLICE))
+    }
+
+    /// When it gives the core back that it takes at `now`.
+    fn returns(&self, now: u64) -> u64 {
+        self.turn(now).map_or(now, |began| self.end(began).min(now + TIMESLICE))
+    }
+
+    /// When somebody who has slept since `since` and wakes up at `now` has the core.
+    fn lets(&self, since: u64, now: u64) -> u64 {
+        let Some(began) = self.turn(now).filter(|_| !self.makes_room) else { return now };
+        let had = began.max(since.min(now));
+        let slices = (now - had).div_ceil(TIMESLICE).max(1);
+        self.end(began).min(had + slices * TIMESLICE).max(now)
+    }
+}
+
 /// Times in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct World {
@@ -58,8 +115,9 @@ pub struct World {
     pub each: u64,
     pub submit: u64,
     pub notify: u64,
-    /// Somebody else wants the I/O thread's core all the time.
-    pub neighbour: bool,
+    /// On the I/O thread's core, and on the client's.
+    pub neighbour: Neighbour,
+    pub beside_client: Neighbour,
 }
 
 /// How long a thread runs before somebody else has its core for as long.
@@ -106,8 +164,9 @@ pub struct Running<'a> {
     /// When the client's next requests will be there, and when those were that are not answered.
     coming: VecDeque<u64>,
     waiting: VecDeque<u64>,
-    /// When the client has done what it has to do, and goes to sleep.
+    /// When the client has done what it has to do, and goes to sleep; since when one that polls has its core.
     client_free: u64,
+    client_since: u64,
     /// The I/O thread has its core.
     running: bool,
     ran_since: u64,
@@ -137,6 +196,7 @@ impl<'a> Running<'a> {
             coming: VecDeque::new(),
             waiting: VecDeque::new(),
             client_free: 0,
+            client_since: 0,
             running: true,
             ran_since: 0,
             in_flight: 0,
@@ -209,17 +269,23 @@ impl<'a> Running<'a> {
     fn work(&mut self, length: u64) {
         self.outcome.cpu += length;
         self.advance(self.now + length, false);
-        if self.world.neighbour && self.now - self.ran_since > TIMESLICE {
+        if self.now == self.world.neighbour.takes(self.ran_since, self.now) {
             self.give_way();
         }
     }
 
     /// Somebody else has the core for a time slice.
     fn give_way(&mut self) {
-        self.running = false;
+        let until = self.world.neighbour.returns(self.now);
         self.preempted += 1;
-        self.delayed += TIMESLICE;
-        self.advance(self.now + TIMESLICE, false);
+        self.be_off_core(until);
+    }
+
+    /// Wants its core and has it from `until` on.
+    fn be_off_core(&mut self, until: u64) {
+        self.running = false;
+        self.delayed += until - self.now;
+        self.advance(until, false);
         self.running = true;
         self.ran_since = self.now;
     }
@@ -254,7 +320,7 @@ impl<'a> Running<'a> {
     fn spin(&mut self, end: u64) -> bool {
         loop {
             let before = self.now;
-            let slice = if self.world.neighbour { self.ran_since + TIMESLICE } else { FOREVER };
+            let slice = self.world.neighbour.takes(self.ran_since, before);
             let found = self.advance(end.min(slice), true);
             self.outcome.cpu += self.own_share(self.now - before);
             if found || self.now >= end {
@@ -273,8 +339,7 @@ impl<'a> Running<'a> {
         let late = self.jitter(late);
         self.advance(self.now + late, false);
         self.outcome.cpu += self.world.block_cpu;
-        self.running = true;
-        self.ran_since = self.now;
+        self.be_off_core(self.world.neighbour.lets(since, self.now));
     }
 
     /// Ten times a second, as the loop does.
@@ -337,6 +402,9 @@ impl<'a> Running<'a> {
     }
 
     fn client_core_is_free(&self) -> bool {
+        if self.world.beside_client.turn(self.now).is_some() {
+            return false;
+        }
         match self.world.load {
             Load::Closed { client: Client::Polls, .. } => false,
             Load::Closed { client: Client::Sleeps(_), .. } => self.client_sleeps(),
@@ -383,9 +451,22 @@ impl<'a> Running<'a> {
     /// The client is answered, and asks again.
     fn answer(&mut self, answers: u32) {
         let Load::Closed { think, client, .. } = self.world.load else { return };
-        if let (Client::Sleeps(Wakeup { doze, deep, dozes_for }), true) = (client, self.client_sleeps()) {
-            let late = if self.now - self.client_free < dozes_for { doze } else { deep };
-            self.client_free = self.now + self.jitter(late);
+        let neighbour = self.world.beside_client;
+        match client {
+            Client::Sleeps(Wakeup { doze, deep, dozes_for }) if self.client_sleeps() => {
+                let late = if self.now - self.client_free < dozes_for { doze } else { deep };
+                let up = self.now + self.jitter(late);
+                self.client_free = neighbour.lets(self.client_free, up);
+            }
+            Client::Sleeps(_) => {}
+            Client::Polls => loop {
+                let taken = neighbour.takes(self.client_since, self.client_since);
+                if taken > self.now {
+                    break;
+                }
+                self.client_since = neighbour.returns(taken);
+                self.client_free = self.client_free.max(self.client_since);
+            },
         }
         self.client_free = self.client_free.max(self.now);
         for _ in 0..answers {
