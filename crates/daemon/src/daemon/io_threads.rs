@@ -148,11 +148,8 @@ pub(super) struct RunningIoThread {
 impl RunningIoThread {
     pub(super) fn start(object: &IoThread) -> Result<Self, StartError> {
         let options = Options::of(object);
-        if object.asks_for_qemus() {
-            let id = &object.id;
-            tracing::info!(
-                "iothread '{id}': it polls as QEMU does (weighted), whose properties are set; poll-policy names others"
-            );
+        if let Some(line) = polls_as_qemu(None, object) {
+            tracing::info!("{line}");
         }
         let policy = options.build_policy()?;
         let Options {
@@ -229,6 +226,7 @@ impl RunningIoThread {
     /// Goes from `now` to `object` at its next turn; what a policy had learned is gone with it.
     fn change(&self, now: &IoThread, object: &IoThread) -> Result<(), StartError> {
         let failed = |e: String| StartError::IoThread(object.id.clone(), e);
+        let line = polls_as_qemu(Some(now), object);
         let (now, new) = (Options::of(now), Options::of(object));
         // Its name is who it is, and its monitor cannot change.
         let Options {
@@ -243,6 +241,9 @@ impl RunningIoThread {
             ref cpus,
             clock_reads,
         } = new;
+        if let Some(line) = line {
+            tracing::info!("{line}");
+        }
         if (now.policy, now.parameters) != (policy, parameters) {
             self.handle
                 .set_policy(new.build_policy()?, parameters.max_for(policy))
@@ -283,6 +284,13 @@ impl Drop for RunningIoThread {
     }
 }
 
+/// What the log says where an I/O thread polls by QEMU's policy from here on, because its properties are set and none is named.
+fn polls_as_qemu(before: Option<&IoThread>, object: &IoThread) -> Option<String> {
+    let is_new = object.asks_for_qemus() && !before.is_some_and(IoThread::asks_for_qemus);
+    let line = "it polls as QEMU does (weighted), whose properties are set; poll-policy names others";
+    is_new.then(|| format!("iothread '{}': {line}", object.id))
+}
+
 /// `aio-max-batch`, as engines take it.
 pub(super) fn batch(most: u64) -> u32 {
     u32::try_from(most).unwrap_or(u32::MAX)
@@ -308,9 +316,30 @@ mod tests {
 
     use super::*;
 
-    fn options(text: &str) -> Options {
+    fn io_thread(text: &str) -> IoThread {
         let (value, spelling) = keyval::read(text, "id").unwrap();
-        Options::of(&IoThread::from_value(value, spelling).unwrap_or_else(|error| panic!("{text}: {error}")))
+        IoThread::from_value(value, spelling).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    fn options(text: &str) -> Options {
+        Options::of(&io_thread(text))
+    }
+
+    #[test]
+    fn each_property_of_qemus_policy_is_said_to_ask_for_it_at_the_start_and_when_it_is_set_later() {
+        let plain = io_thread("io0,poll-max-ns=1000,poll-price=2");
+        assert_eq!(polls_as_qemu(None, &plain), None);
+        for property in ["poll-grow=2", "poll-shrink=2", "poll-weight=2"] {
+            let asks = io_thread(&format!("io0,{property}"));
+            assert_eq!(Options::of(&asks).policy, PolicyKind::Weighted, "{property}");
+            for before in [None, Some(&plain)] {
+                let line = polls_as_qemu(before, &asks).unwrap_or_else(|| panic!("nothing is said of {property}"));
+                assert!(line.starts_with("iothread 'io0': it polls as QEMU does (weighted)"), "{line}");
+            }
+            // It has been said, and who names a policy knows.
+            assert_eq!(polls_as_qemu(Some(&asks), &io_thread("io0,poll-weight=5")), None);
+            assert_eq!(polls_as_qemu(None, &io_thread(&format!("io0,poll-policy=weighted,{property}"))), None);
+        }
     }
 
     /// Properties, each with a value beside its default.
