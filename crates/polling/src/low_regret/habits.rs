@@ -61,6 +61,10 @@ const CALM: u64 = 1_000_000_000;
 const SOONEST: u64 = 25_000_000;
 const UNCLEAR: u64 = 200_000_000;
 const LATEST: u64 = 1_000_000_000;
+/// A trial that cost too much to be paid for by then is made nevertheless, after so many nanoseconds and so many times as long
+/// as it was: a stall of the machine may have been all that it was dear for.
+const LONGEST_GAP: u64 = 4_000_000_000;
+const SPARING: u64 = 64;
 
 /// A load has changed where so many slices in a row are strange.
 const ODD: u32 = 3;
@@ -77,6 +81,8 @@ struct Rival {
     /// Nanoseconds since, and how many there are to be.
     rested: u64,
     gap: u64,
+    /// How long the last trial was.
+    lasted: u64,
     /// The load has changed since.
     stale: bool,
     /// What it came to in its trials, and what the habit in force did beside them.
@@ -89,15 +95,18 @@ struct Rival {
 impl Rival {
     fn is_due(&self, impatience: f64) -> bool {
         let patience = if self.stale { impatience } else { PATIENCE };
-        self.spent.covers(self.excess * patience) && (self.stale || self.rested >= self.gap)
+        let may_be_paid =
+            self.spent.covers(self.excess * patience) || self.rested >= LONGEST_GAP.max(self.lasted * SPARING);
+        may_be_paid && (self.stale || self.rested >= self.gap)
     }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Trial {
     rival: usize,
-    /// Slices so far.
+    /// Slices so far, and how long they were.
     slices: u32,
+    lasted: u64,
     /// What they cost, those to settle too, and their requests.
     spent: Cost,
     requests: f64,
@@ -261,7 +270,7 @@ impl Habits {
         match self.trial {
             Some(trial) if slice.vain >= IN_VAIN => self.give_up(trial, &slice),
             _ if slice.requests == 0 => {}
-            Some(Trial { after: None, .. }) => self.go_on(slice.per_request(spent, &self.price)),
+            Some(Trial { after: None, .. }) => self.go_on(&slice, slice.per_request(spent, &self.price)),
             Some(_) => self.look_back(slice.per_request(spent, &self.price)),
             None => self.rest(&slice, slice.per_request(spent, &self.price)),
         }
@@ -337,12 +346,13 @@ impl Habits {
         let rival = &mut self.rivals[trial.rival];
         let gap = (rival.gap * 2).clamp(SOONEST, LATEST);
         let lost = slice.elapsed() as f64;
-        *rival = Rival { excess: Cost { served: lost, added: lost }, gap, ..Rival::default() };
+        *rival = Rival { excess: Cost { served: lost, added: lost }, gap, lasted: slice.elapsed(), ..Rival::default() };
     }
 
     /// A slice of a trial.
-    fn go_on(&mut self, sample: Sample) {
+    fn go_on(&mut self, slice: &Slice, sample: Sample) {
         let Some(trial) = &mut self.trial else { return };
+        trial.lasted += slice.elapsed();
         trial.spent += sample.cost * sample.requests;
         trial.requests += sample.requests;
         trial.slices += 1;
@@ -380,6 +390,7 @@ impl Habits {
         let long = self.own.against(&rival.own);
         rival.trials += 1;
         rival.excess = trial.excess();
+        rival.lasted = trial.lasted;
         self.tried = difference.is_loss().then_some(trial.rival);
         let latest = if difference.is_clear() { LATEST } else { UNCLEAR };
         rival.gap = if rival.stale { SOONEST } else { (rival.gap * 2).clamp(SOONEST, latest) };
@@ -493,6 +504,30 @@ mod tests {
             habits.in_force != LEARNED
         });
         assert!(comes_into_force);
+    }
+
+    #[test]
+    fn a_habit_is_tried_again_within_four_seconds_however_dear_its_last_trial_was() {
+        let mut habits = Habits::new(Price::new(Nanos(1_000_000), 1));
+        let mut rested = [0; HABITS.len()];
+        let mut rest = 0;
+        for slice in 0..20_000 {
+            let before = habits.trial.map(|trial| trial.rival);
+            // The first trials are as dear as if somebody had had the core for all of each slice.
+            let is_dear = habits.now() != habits.in_force && slice < 200;
+            serve(&mut habits, if is_dear { Nanos(4_000_000) } else { USUAL });
+            let elapsed = if is_dear { 4_000_000 } else { 1_000_000 };
+            for (habit, rested) in rested.iter_mut().enumerate().filter(|(habit, _)| *habit != habits.in_force) {
+                *rested += elapsed;
+                if before == Some(habit) {
+                    *rested = 0;
+                }
+                rest = rest.max(*rested);
+            }
+        }
+        // Four seconds of rest, and the trials of others meanwhile.
+        assert!(rest <= LONGEST_GAP * 3 / 2, "{rest}");
+        assert!(rest >= LONGEST_GAP / 2, "or nothing was dear: {rest}");
     }
 
     #[test]

@@ -316,6 +316,24 @@ mod tests {
     }
 
     #[test]
+    fn a_core_that_is_taken_away_makes_a_slice_of_spinning_dearer_whether_the_kernel_counts_that_as_cpu_time_or_not() {
+        let price = Price::new(Nanos(1_000_000), 1);
+        let cost = |length: u64, cpu| {
+            let mut slice = Slice::default();
+            let done = Done { requests: 2, took: Nanos::ZERO };
+            slice.add_done(&Standing { in_flight: 1, done, ..Standing::default() });
+            let length = Nanos(length);
+            slice.add_wait(&Wait { length, spun: length, blocked: false, active: &[] }, Nanos(10_000_000));
+            slice.per_request(Some(cpu), &price).cost
+        };
+        let usual = cost(1_000_000, 1_000_000);
+        for cpu in [1_000_000, 4_000_000] {
+            let stolen = cost(4_000_000, cpu);
+            assert!(stolen.served > usual.served && stolen.added > usual.added, "{stolen:?}, {usual:?}");
+        }
+    }
+
+    #[test]
     fn time_between_requests_pays_for_no_trial() {
         let excess = Cost { served: 6.0, added: 0.0 };
         assert!(!Cost { served: 10.0, added: 5.0 }.covers(excess));
