@@ -19,8 +19,9 @@ use support::{await_some, await_that};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Commands that are not run as they are, and where they are run instead.
-const NOT_RUN: [(&str, &str); 15] = [
+const NOT_RUN: [(&str, &str); 16] = [
     ("egret bench --resume egret-bench/modes-20260102-030405", "a run of its reader's: crates/egret/tests/bench.rs"),
+    ("egret bench curve --output after --rates-of before", "likewise"),
     ("egret compare before/ after/", "two runs of its reader's: crates/egret/tests/bench.rs"),
     ("egret compare before-1/ before-2/ before-3/ -- after-1/ after-2/ after-3/", "likewise"),
     (

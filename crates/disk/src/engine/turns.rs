@@ -5,7 +5,7 @@
 //! - Where there are several disks, one takes no more places than it leaves free. So one that came first, or that hangs,
 //!   leaves half of them to the others, one that comes then half of those, and so on: as long as fewer disks than that
 //!   keep all of theirs, the next one finds a place at once. A disk that is the only one leaves one place, if there are
-//!   several: it may hang, and another come then.
+//!   more than two: it may hang, and another come then. Of two that would be half of what it can do.
 //! - Large jobs have a line beside the disk's other one, and where the I/O thread has several disks, here or with other
 //!   engines, one place at a time: workers that copy without a pause would leave their I/O thread, and the other disks, a
 //!   small part of its processor only.
@@ -207,7 +207,7 @@ impl<T> Turns<T> {
         let free = self.places.saturating_sub(self.taken);
         let Line { taken, most, batch_most, .. } = self.lines[at];
         // Each that it takes is one more of its own and one less that is free.
-        let kept_back = u32::from(self.places > 1);
+        let kept_back = u32::from(self.places > 2);
         let share =
             if self.disks > 1 { free.saturating_sub(taken).div_ceil(2) } else { free.saturating_sub(kept_back) };
         let room = if self.beside_others { share.min(most.saturating_sub(taken)) } else { share };

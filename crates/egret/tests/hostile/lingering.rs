@@ -100,7 +100,9 @@ impl Everything {
             .words(["--nbd-server".to_owned(), format!("addr.type=unix,addr.path={}", path("nbd").display())])
             .words(over_nbd("a"))
             .words(over_nbd("b"))
+            .listening(&path("nbd"))
             .listening(&path("monitor"))
+            .listening(&path("monitor-not-ours"))
             .words(monitor("m0", "monitor", ""))
             .words(monitor("m1", "monitor-not-ours", &nobody))
             .metrics(&path("metrics"));

@@ -43,7 +43,7 @@ options! {
         thread_pool_min: u32, ValueType::Number(0, LARGEST_POOL, "threads"), default 0;
         /// Most worker threads: for `aio=threads`, and for what other engines cannot do. Of several disks on the I/O
         /// thread none has more of them than it leaves free, so that one that hangs leaves half. A disk that is alone
-        /// leaves one, unless there is one only.
+        /// leaves one of more than two.
         thread_pool_max: u32, ValueType::Number(1, LARGEST_POOL, "threads"), default 64;
         /// When to spin and for how long. Left unset, it is `weighted` where one of QEMU's `poll-grow`, `poll-shrink` and
         /// `poll-weight` is set. Egret's own.

@@ -50,7 +50,7 @@ fn a_disk_takes_no_more_than_it_leaves_free_and_leaves_one_if_it_is_alone() {
         turns.put(2, 2);
         assert_eq!(turns.take().is_some(), places > first + second);
     }
-    for (places, alone, later) in [(64, 63, 1), (2, 1, 1), (1, 1, 0)] {
+    for (places, alone, later) in [(64, 63, 1), (3, 2, 1), (2, 2, 0), (1, 1, 0)] {
         let (mut turns, mut disks) = turns(places, &[100]);
         assert_eq!((turns.wanted(1000), turns.wanted(10)), (alone, alone.min(10)));
         assert_eq!(take_all(&mut turns).len(), alone as usize);
