@@ -8,7 +8,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use egret_faultdisk::{Effect, Fault, IoType, Order};
+use egret_faultdisk::{Effect, Fault, FaultDisk, IoType, Order};
 use egret_vring::vhost_user::BACKEND_CONFIG_CHANGE;
 use serde_json::{Value, json};
 
@@ -303,6 +303,21 @@ fn units_that_come_and_go_are_locked_while_the_device_s_rings_run() {
     there.refuses_a_guest();
 }
 
+/// Has the disk hang with a read.
+fn ask_for_what_does_not_come(guest: &mut Attacker, faulty: &FaultDisk) {
+    let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
+    faulty.tell(Order::Inject(never)).expect("it listens");
+    guest.ask(Ask::Read { at: 0 }, &[(DATA, 4096)]);
+    guest.publish();
+    await_that("the read to reach the disk", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
+}
+
+/// Has a disk that hangs answer, and hang no more.
+fn be_well(faulty: &FaultDisk) {
+    faulty.tell(Order::Clear).expect("it listens");
+    faulty.tell(Order::Release).expect("it listens");
+}
+
 #[test]
 fn a_unit_that_is_taken_away_is_locked_until_the_last_of_its_requests_has_ended() {
     if !is_root_or_skips(
@@ -319,17 +334,12 @@ fn a_unit_that_is_taken_away_is_locked_until_the_last_of_its_requests_has_ended(
     let mut there = Host::start(&scratch, "there", &faulty.path());
     let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
     guest.read_honestly();
-    let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
-    faulty.tell(Order::Inject(never)).expect("it listens");
-    guest.ask(Ask::Read { at: 0 }, &[(DATA, 4096)]);
-    guest.publish();
-    await_that("the read to reach the disk", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
+    ask_for_what_does_not_come(&mut guest, &faulty);
     here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
     there.refuses_a_guest();
     // One who would have the disk until then finds that it is on its way out.
     assert!(here.qmp.fail("blockdev-del", json!({"node-name": "d0"})).contains("in use"));
-    faulty.tell(Order::Clear).expect("it listens");
-    faulty.tell(Order::Release).expect("it listens");
+    be_well(&faulty);
     guest.await_all();
     here.qmp.event("EGRET_LUN_DELETED");
     Guest::boot(&there.socket).read_honestly();
@@ -353,11 +363,7 @@ fn a_unit_that_is_taken_away_while_its_queues_stop_is_locked_until_the_last_of_i
     let mut there = Host::start(&scratch, "there", &faulty.path());
     let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
     guest.read_honestly();
-    let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
-    faulty.tell(Order::Inject(never)).expect("it listens");
-    guest.ask(Ask::Read { at: 0 }, &[(DATA, 4096)]);
-    guest.publish();
-    await_that("the read to reach the disk", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
+    ask_for_what_does_not_come(&mut guest, &faulty);
     drop(guest);
     // A queue that runs cannot move, for its request does not end. One that stops need not.
     let moved = json!({"id": "e0", "iothread": "io1"});
@@ -365,8 +371,7 @@ fn a_unit_that_is_taken_away_while_its_queues_stop_is_locked_until_the_last_of_i
     here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
     there.refuses_a_guest();
     assert!(here.qmp.fail("blockdev-del", json!({"node-name": "d0"})).contains("in use"));
-    faulty.tell(Order::Clear).expect("it listens");
-    faulty.tell(Order::Release).expect("it listens");
+    be_well(&faulty);
     here.qmp.event("EGRET_LUN_DELETED");
     Guest::boot(&there.socket).read_honestly();
 }

@@ -277,20 +277,25 @@ fn functions_about_what_a_record_keeps_hold_up_no_session_and_are_done_by_who_ha
     }
 }
 
+/// So many writes fail, or all.
+fn failing_writes(errno: Errno, times: Option<usize>) -> DebugRules {
+    let error = InjectError {
+        event: DebugEvent::WriteAio,
+        state: None,
+        iotype: Some(IoType::Write),
+        errno,
+        sector: None,
+        once: times.is_some(),
+    };
+    DebugRules { inject_error: vec![error; times.unwrap_or(1)], set_state: Vec::new() }
+}
+
 #[test]
 fn what_failed_goes_on_in_the_order_in_which_it_did_however_often_it_was_tried_in_vain() {
     let io = two_threads();
     let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
     // There is no space for the three commands, nor when the first of them is tried again.
-    let full = InjectError {
-        event: DebugEvent::WriteAio,
-        state: None,
-        iotype: Some(IoType::Write),
-        errno: Errno::NOSPC,
-        sector: None,
-        once: true,
-    };
-    let blkdebug = DebugRules { inject_error: vec![full; 4], set_state: Vec::new() };
+    let blkdebug = failing_writes(Errno::NOSPC, Some(4));
     let disk = Disk::open(&Options { blkdebug, ..Options::new("full", driver) }).unwrap();
     let (ours, export) = listening_on(&[&io[0]], 1, Arc::new(disk));
     let mut machine = Machine::boot(ours, Layout::Split);
@@ -351,15 +356,7 @@ struct Shared {
 impl Shared {
     fn new(errno: Errno, failing: Option<usize>) -> Self {
         let (_, file) = memory_disk(true);
-        let error = InjectError {
-            event: DebugEvent::WriteAio,
-            state: None,
-            iotype: Some(IoType::Write),
-            errno,
-            sector: None,
-            once: failing.is_some(),
-        };
-        let blkdebug = DebugRules { inject_error: vec![error; failing.unwrap_or(1)], set_state: Vec::new() };
+        let blkdebug = failing_writes(errno, failing);
         let driver = Driver::File { filename: format!("/proc/self/fd/{}", file.as_raw_fd()).into() };
         let disk = Arc::new(Disk::open(&Options { blkdebug, ..Options::new("sick", driver) }).unwrap());
         Self::of(disk, file, false)
@@ -521,15 +518,7 @@ fn an_export_does_not_stay_stopped_by_a_queue_that_stops_while_it_tries_its_only
     tracing::subscriber::set_global_default(Recorder).expect("no other test of this process has one");
     for recorded in [false, true] {
         // There is no space for the first write.
-        let full = InjectError {
-            event: DebugEvent::WriteAio,
-            state: None,
-            iotype: Some(IoType::Write),
-            errno: Errno::NOSPC,
-            sector: None,
-            once: true,
-        };
-        let blkdebug = DebugRules { inject_error: vec![full], set_state: Vec::new() };
+        let blkdebug = failing_writes(Errno::NOSPC, Some(1));
         // So slow that another guest's COMPARE AND WRITE is under way when there is a try, which waits for that.
         let driver = Driver::Null { size: 64 * MIB, latency: Nanos::from_millis(1000), read_zeroes: true };
         let disk = Arc::new(Disk::open(&Options { blkdebug, ..Options::new("full", driver) }).unwrap());

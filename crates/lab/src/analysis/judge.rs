@@ -196,8 +196,8 @@ impl<'a> Analysis<'a> {
         // A family is of what can decide: the reference, and what is at a bound, would only make the others less sure.
         let members: Vec<usize> =
             (0..pairs.len()).filter(|index| excuses[*index].is_none() && !logs[*index].is_empty()).collect();
-        let found = self.verdicts(&members.iter().map(|index| (pairs[*index], &logs[*index])).collect::<Vec<_>>());
-        let left_out = self.left_out(&members.iter().map(|index| (pairs[*index], &logs[*index])).collect::<Vec<_>>());
+        let family: Vec<_> = members.iter().map(|index| (pairs[*index], &logs[*index])).collect();
+        let (found, left_out) = (self.verdicts(&family), self.left_out(&family));
         let mut stalls: Vec<Option<LeftOut>> = vec![None; pairs.len()];
         members.iter().zip(left_out).for_each(|(index, one)| stalls[*index] = one);
         let mut estimates = vec![None; pairs.len()];
@@ -210,7 +210,10 @@ impl<'a> Analysis<'a> {
         let judged = pairs.iter().zip(excuses).zip(estimates).zip(shown).zip(stalls);
         let judged = judged.map(|((((pair, excuse), found), ratio), stall)| {
             let decided = self.decide(*pair, excuse, found.map(|(_, verdict)| verdict));
-            let (decision, note) = stall.map_or(decided.clone(), |stall| stall.leaves(decided));
+            let (decision, note) = match stall {
+                Some(stall) => stall.leaves(decided),
+                None => decided,
+            };
             let floor = floors.iter().find(|one| (one.0, one.1) == (pair.load.name.as_str(), pair.metric));
             Judged {
                 load: pair.load.name.clone(),
