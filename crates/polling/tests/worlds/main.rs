@@ -172,6 +172,22 @@ fn a_change_of_the_load_is_followed_within_100_ms() {
     assert!(regret <= 1.1, "{regret:.3}");
 }
 
+#[test]
+fn a_neighbour_that_comes_or_goes_misleads_low_regret_for_100_ms_at_most() {
+    for world in [blocking(LOOP, 1), blocking(LOOP, 4), blocking(LOOP, 16), polling(LOOP, 1), polling(LOOP, 8)] {
+        let states = [World { neighbour: Neighbour::ALWAYS, ..world }, world];
+        let best = states.map(best);
+        let mut policy = policy(PolicyKind::LowRegret, CALIBRATED);
+        let mut running = Running::new(world, policy.as_mut());
+        running.run(1_000 * MS);
+        for (state, best) in states.into_iter().zip(best).cycle().take(20) {
+            running.change(state);
+            let [first, later] = [100, 300].map(|ms| running.run(ms * MS).cost(&state.load) as f64 / best as f64);
+            assert!(first <= 1.5 && later <= 1.15, "{first:.3}, {later:.3} of the best in {state:?}");
+        }
+    }
+}
+
 /// All that is done on two cores takes so much longer, in percent: a hypervisor has put them apart, or together.
 fn slowed(world: World, percent: u64) -> World {
     let slowed = |time: u64| time * percent / 100;
