@@ -1,7 +1,7 @@
 //! A daemon's life: from a checked configuration to the signal that ends it.
 
-use std::io::{IsTerminal as _, Write as _, stdout};
-use std::os::fd::AsFd as _;
+use std::io::{IsTerminal as _, Write, stdout};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +25,9 @@ use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 use super::summary::{CpuMeter, waits};
+
+/// What a pipe that takes anything takes without a wait, in bytes.
+const PIPE_BUF: usize = 4096;
 
 /// How often the summary comes.
 const EVERY: Duration = Duration::from_secs(3);
@@ -150,12 +153,18 @@ fn serve(
     ended
 }
 
-/// Prints something, if somebody takes it at once: a terminal that was closed or is held up, or a pipe that nobody reads any
-/// more, is worth neither an end of the daemon nor a wait of the thread that signals and monitors wait for.
+/// Prints something, as far as somebody takes it at once: a terminal that was closed or is held up, or a pipe that nobody
+/// reads any more, is worth neither an end of the daemon nor a wait of the thread that signals and monitors wait for.
 fn say(text: &str) {
-    let mut stdout = stdout();
-    if matches!(poll(&mut [PollFd::new(&stdout, PollFlags::OUT)], Some(&Timespec::default())), Ok(1)) {
-        let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    say_to(&mut stdout(), text);
+}
+
+fn say_to(reader: &mut (impl Write + AsFd), text: &str) {
+    for piece in text.as_bytes().chunks(PIPE_BUF) {
+        let takes = matches!(poll(&mut [PollFd::new(reader, PollFlags::OUT)], Some(&Timespec::default())), Ok(1));
+        if !takes || reader.write_all(piece).and_then(|()| reader.flush()).is_err() {
+            return;
+        }
     }
 }
 
@@ -248,5 +257,24 @@ fn attend(control: &mut Control, mut meter: CpuMeter, signals: &Signals, life: &
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    #[test]
+    fn what_a_pipe_has_no_room_for_is_left_out_and_not_waited_for() {
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        let text = "0123456789abcdef".repeat(1 << 16);
+        say_to(&mut writer, &text);
+        say_to(&mut writer, "and nothing of what comes behind it");
+        drop(writer);
+        let mut said = String::new();
+        reader.read_to_string(&mut said).unwrap();
+        assert!(said.len() >= PIPE_BUF && said.len() < text.len() && text.starts_with(&said), "{}", said.len());
     }
 }
