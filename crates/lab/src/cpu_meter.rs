@@ -168,6 +168,7 @@ impl CpuMeter {
         match edge {
             Edge::Begin => {
                 // What started under the load's ramp is not to count from its birth.
+                self.find_kernel_threads();
                 self.find_threads();
                 self.host[0] = Host::now();
                 self.edges[0] = Some(Instant::now());

@@ -1,6 +1,6 @@
 //! The machine's fingerprint: the facts that figures depend on, and warnings about them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -10,7 +10,7 @@ use std::process::Command;
 use sha2::{Digest as _, Sha256};
 
 use crate::machine::{self, Placement};
-use crate::plan::{Backend, Plan, Stack, Subject};
+use crate::plan::{Backend, Load, Plan, Stack, Subject};
 use crate::results::{BlockDevice, Component, Cpu, Host, Warning};
 use crate::stack::{self, Disk, guest};
 
@@ -257,7 +257,13 @@ fn component(name: &str, path: &Path) -> Option<Component> {
     })
 }
 
-fn sha256(path: &PathBuf) -> Option<String> {
+/// What each load's job file is, by the load's name.
+pub fn job_files(plan: &Plan) -> BTreeMap<String, String> {
+    let digest = |load: &Load| Some((load.name.clone(), sha256(load.keys.jobfile.as_deref()?)?));
+    plan.loads.iter().filter_map(digest).collect()
+}
+
+fn sha256(path: &Path) -> Option<String> {
     let mut file = fs::File::open(path).ok()?;
     let mut hash = Sha256::new();
     let mut piece = vec![0; 1 << 16];

@@ -59,6 +59,7 @@ pub fn import(files: &[String]) -> Result<Run, String> {
         seed: 0,
         only: None,
         peaks: BTreeMap::new(),
+        job_files: BTreeMap::new(),
         started: first.unwrap_or(0),
         ended: Some(last.unwrap_or(0)),
         host: Host { warnings: vec![unknown()], ..Host::default() },

@@ -47,6 +47,7 @@ fn run() -> Run {
         seed: 1,
         only: None,
         peaks: Default::default(),
+        job_files: Default::default(),
         started: 0,
         ended: Some(1),
         host,

@@ -140,6 +140,7 @@ fn run(change: impl Fn(&mut Cell)) -> Run {
         seed: 1,
         only: None,
         peaks: Default::default(),
+        job_files: Default::default(),
         started: 1_795_235_760,
         ended: Some(1_795_236_000),
         host: Host { name: "here".into(), warnings, ..Host::default() },

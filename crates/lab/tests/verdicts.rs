@@ -50,6 +50,7 @@ fn run(name: &str, seed: u64, planted: Planted) -> Run {
         started: 0,
         only: None,
         peaks: Default::default(),
+        job_files: Default::default(),
         ended: Some(1),
         host,
         cells,

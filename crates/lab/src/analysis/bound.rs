@@ -49,11 +49,26 @@ pub fn leaves_of_relation(relation: Relation, held_back: [bool; 2]) -> Relation 
     }
 }
 
+/// What is left of a verdict beside a bound and where a rate was not reached, as [`short_of_rate`] has it, and what is to be
+/// said beside that.
+pub fn left(
+    verdict: Verdict,
+    metric: Metric,
+    short: [Option<f64>; 2],
+    bound: Bound,
+) -> (Result<Verdict, String>, Option<String>) {
+    let short = short_of_rate(metric, verdict, short);
+    let (verdict, short) = short.map_or((verdict, None), |(verdict, note)| (verdict, Some(note)));
+    let (decision, bound) = bound.leaves(verdict);
+    let notes: Vec<String> = [short, bound].into_iter().flatten().collect();
+    (decision, (!notes.is_empty()).then(|| notes.join("; ")))
+}
+
 /// What is left of a verdict on an open loop's latency or rate where `ours` or `theirs`, which is the baseline, fell short of
 /// the rate, each by its share of it; nothing where neither did. Who makes fewer requests has less to wait for: then
 /// neither a better latency is a pass nor a worse one than the baseline's a fail. How much of the rate was reached is
 /// compared by itself.
-pub fn short_of_rate(metric: Metric, verdict: Verdict, [ours, theirs]: [Option<f64>; 2]) -> Option<(Verdict, String)> {
+fn short_of_rate(metric: Metric, verdict: Verdict, [ours, theirs]: [Option<f64>; 2]) -> Option<(Verdict, String)> {
     let percent = |share: f64| format!("{:.0} % of the rate", share * 100.0);
     let note = match (ours, theirs) {
         (None, None) => return None,
@@ -113,6 +128,19 @@ mod tests {
             assert_eq!(bound().leaves(Verdict::Fail).0, Ok(Verdict::Fail));
             assert_eq!(bound().leaves(Verdict::Pass).0, Ok(Verdict::CantTell { more_pairs: None }));
         }
+    }
+
+    #[test]
+    fn beside_a_baseline_that_the_load_held_back_nothing_passes_though_it_fell_short_of_its_rate() {
+        let load = || Bottleneck::Load("l".into());
+        let of =
+            |verdict, short| left(verdict, Metric::Latency, short, Bound::of(Metric::Latency, None, Some(&load())));
+        let open = Verdict::CantTell { more_pairs: None };
+        let note = "the baseline reached 80 % of the rate; the baseline is load-bound: l";
+        assert_eq!(of(Verdict::Pass, [None, Some(0.8)]), (Ok(open), Some(note.into())));
+        assert_eq!(of(Verdict::Fail, [None, Some(0.8)]), (Ok(open), Some(note.into())), "it made fewer requests");
+        assert_eq!(of(Verdict::Fail, [None; 2]).0, Ok(Verdict::Fail));
+        assert_eq!(left(Verdict::Pass, Metric::Latency, [None; 2], Bound::None), (Ok(Verdict::Pass), None));
     }
 
     #[test]

@@ -217,7 +217,7 @@ impl Analysis<'_> {
                                 let Some(sample) = Sample::of_pairs(&logs) else { continue };
                                 let pair = [*one, *other];
                                 names.push((load.name.clone(), point, metric, pair.map(str::to_owned)));
-                                samples.push((metric.name(), sample, self.floor(load, metric, pair)));
+                                samples.push((metric.name(), sample, self.floor(u32::MAX, load, metric, pair)));
                             }
                         }
                     }

@@ -108,19 +108,25 @@ impl<'a> Analysis<'a> {
     /// How much the logarithms of pairs of the baseline and itself deviate in a metric, typically over the loads; 0 where
     /// nobody looked.
     pub fn noise(&self, metric: Metric) -> f64 {
+        self.noise_before(u32::MAX, metric)
+    }
+
+    /// The same in the first repetitions, so many.
+    fn noise_before(&self, before: u32, metric: Metric) -> f64 {
         let deviations = self.loads.iter().map(|load| {
-            let logs = self.beside_itself(load, metric);
-            deviation(&logs.into_iter().map(|(_, log)| log).collect::<Vec<_>>())
+            let logs = self.beside_itself(load, metric).into_iter().filter(|(of, _)| *of < before);
+            deviation(&logs.map(|(_, log)| log).collect::<Vec<_>>())
         });
         let known: Vec<f64> = deviations.filter(|deviation| *deviation > 0.0).collect();
         if known.is_empty() { 0.0 } else { median(known) }
     }
 
     /// The least variance that is believed of pairs of two subjects under a load: that of the baseline beside itself. The
-    /// mean of two measurements has half of one's variance.
-    pub(super) fn floor(&self, load: &Load, metric: Metric, pair: [&str; 2]) -> f64 {
+    /// mean of two measurements has half of one's variance. As the first `before` repetitions know it: what is decided at a
+    /// look stays so, whatever is measured of others after it.
+    pub(super) fn floor(&self, before: u32, load: &Load, metric: Metric, pair: [&str; 2]) -> f64 {
         let measured = |subject: &str| if self.has_again(load, subject) { 0.5 } else { 1.0 };
-        self.noise(metric).powi(2) * pair.map(measured).iter().sum::<f64>() / 2.0
+        self.noise_before(before, metric).powi(2) * pair.map(measured).iter().sum::<f64>() / 2.0
     }
 
     /// Whether a subject was measured twice in each round.
@@ -239,6 +245,7 @@ impl<'a> Analysis<'a> {
         let measured = family.iter().flat_map(|(_, logs)| logs.iter()).map(|(repetition, _)| repetition + 1).max();
         let mut found: Vec<Option<(Estimate, Verdict)>> = vec![None; family.len()];
         let is_open = |found: &Option<(Estimate, Verdict)>| !matches!(found, Some((_, Verdict::Pass | Verdict::Fail)));
+        let open = Verdict::CantTell { more_pairs: None };
         let mut before = 0;
         for look in Looks::new(plan.repetitions, plan.most_repetitions()).all() {
             // A run that was interrupted in its first round has an interval too.
@@ -250,15 +257,18 @@ impl<'a> Analysis<'a> {
                 Some(Question {
                     kind: metric.name(),
                     sample: sample(logs, look.after)?,
-                    floor: self.floor(load, metric, [subject, baseline]),
+                    floor: self.floor(look.after, load, metric, [subject, baseline]),
                     limit: Limit::for_loss(plan.threshold, metric.more_is_better()),
                     null: Null::NoLoss,
                     // Without anything new there is nothing to look at.
-                    is_open: is_open(found) && logs.iter().any(|(repetition, _)| *repetition >= before),
+                    decided: match logs.iter().any(|(repetition, _)| *repetition >= before) {
+                        true if is_open(found) => None,
+                        _ => Some(found.map_or(open, |(_, verdict)| verdict)),
+                    },
                 })
             };
             let questions: Vec<_> = family.iter().zip(&found).map(question).collect();
-            let asked = (0..family.len()).filter_map(|index| Some((index, questions[index]?.is_open)));
+            let asked = (0..family.len()).filter_map(|index| Some((index, questions[index]?.decided.is_none())));
             let asked: Vec<_> = asked.collect();
             let judged = statistics::judge(&questions.into_iter().flatten().collect::<Vec<_>>(), look);
             for ((index, _), judged) in asked.into_iter().zip(judged).filter(|((_, is_open), _)| *is_open) {
@@ -272,7 +282,7 @@ impl<'a> Analysis<'a> {
     /// Of each comparison of a family the pairs that its mean leaves out though they tell of a loss.
     fn left_out(&self, family: &[(Pair<'_>, &Logs)]) -> Vec<Option<LeftOut>> {
         let samples = family.iter().filter_map(|(pair, logs)| {
-            let floor = self.floor(pair.load, pair.metric, [pair.subject, pair.baseline]);
+            let floor = self.floor(u32::MAX, pair.load, pair.metric, [pair.subject, pair.baseline]);
             Some((pair.metric.name(), sample(logs, u32::MAX)?, floor))
         });
         let samples: Vec<_> = samples.collect();
@@ -322,7 +332,7 @@ impl<'a> Analysis<'a> {
                 floor: 0.0,
                 limit: Limit::for_loss(self.run.plan.threshold, metric.more_is_better()),
                 null: Null::NoLoss,
-                is_open: true,
+                decided: None,
             };
             Some((load.name.as_str(), metric, question))
         });
@@ -354,12 +364,8 @@ impl<'a> Analysis<'a> {
             return (Err(why), None);
         }
         let keys = [pair.ours(), pair.theirs()];
-        let decided = verdict.map(|verdict| {
-            match bound::short_of_rate(pair.metric, verdict, keys.map(|key| self.table.shortfall(key))) {
-                Some((verdict, note)) => (Ok(verdict), Some(note)),
-                None => self.bound(pair).leaves(verdict),
-            }
-        });
+        let short = || keys.map(|key| self.table.shortfall(key));
+        let decided = verdict.map(|verdict| bound::left(verdict, pair.metric, short(), self.bound(pair)));
         match (keys.into_iter().find_map(|key| self.table.failures(key)).filter(|_| is_speed), decided) {
             (Some(failed), Some((Ok(Verdict::Fail), _))) => (Ok(Verdict::Fail), Some(failed)),
             (Some(failed), _) => (Ok(Verdict::CantTell { more_pairs: None }), Some(failed)),

@@ -117,7 +117,7 @@ impl<'a> Analysis<'a> {
 
     /// Places in the plan of which something was measured, and in fewer repetitions than were asked for, with the numbers of
     /// both: in others this machine could not run them, or nobody tried. What failed is told as that.
-    fn sparse(&self) -> Vec<(CellId, usize, usize)> {
+    pub(crate) fn sparse(&self) -> Vec<(CellId, usize, usize)> {
         let sparse = self.places().filter_map(|id| {
             let (ended, impossible) = self.table.impossible(key(&id));
             let asked = ended.max(self.run.plan.repetitions as usize);
@@ -195,8 +195,9 @@ impl<'a> Analysis<'a> {
         )
     }
 
-    /// A subject's stack.
+    /// A subject's stack. The baseline has a second name.
     pub fn stack(&self, name: &str) -> Option<Stack> {
+        let name = name.strip_suffix(AGAIN).unwrap_or(name);
         self.run.plan.subjects.iter().find(|subject| subject.name == name).map(|subject| subject.stack)
     }
 }

@@ -124,8 +124,8 @@ fn a_run_that_is_not_whole_passes_nothing_and_says_what_it_lacks() {
     assert_eq!(said(&no_load), (Overall::CantTell, gap("a under two and in 5 other places"), 6));
     let some = without(|id| id.subject == "c" && id.repetition == 3 && id.point == 0);
     let few = |of: &str| format!("; c under one was measured in {of} of 5 repetitions only");
-    // Each of its comparisons, in two metrics, is skipped.
-    assert_eq!(said(&some), (Overall::CantTell, few("4") + ", as in 1 other places", 4));
+    // Each of its comparisons, in two metrics, is skipped, and that all of it was measured, under two loads.
+    assert_eq!(said(&some), (Overall::CantTell, few("4") + ", as in 1 other places", 6));
     let mut cannot = whole();
     for cell in cannot.cells.iter_mut().filter(|cell| cell.id.load == "one" && cell.id.subject == "c") {
         if cell.id.repetition > 0 {
@@ -134,7 +134,7 @@ fn a_run_that_is_not_whole_passes_nothing_and_says_what_it_lacks() {
     }
     assert_eq!(
         said(&cannot),
-        (Overall::CantTell, few("1"), 2),
+        (Overall::CantTell, few("1"), 3),
         "one pair has the others' variance, and passes nothing"
     );
     let place = tempfile::tempdir().unwrap();
@@ -583,7 +583,15 @@ fn what_was_not_measured_alike_decides_nothing_and_says_why() {
     ] {
         let [a, b] = stacks;
         let subjects = format!("[[subject]]\nname = 'a'\nstack = '{a}'\n[[subject]]\nname = 'b'\nstack = '{b}'\n");
-        assert_eq!(decision(&run(&[&subjects, LOAD].concat(), |_, _, _| ALIKE)), expected);
+        let mut run = run(&[&subjects, LOAD].concat(), |_, _, _| ALIKE);
+        assert_eq!(decision(&run), expected);
+        // And one beside itself is its noise, whatever it is.
+        run.cells.retain(|cell| cell.id.subject == "a");
+        for mut cell in run.cells.clone() {
+            cell.id.subject += AGAIN;
+            run.cells.push(cell);
+        }
+        assert_eq!(Analysis::new(&run).judged[0].decision, Ok(Verdict::Pass), "{stacks:?}");
     }
 
     for (rate, is_alike) in [(1009.0, true), (1011.0, false), (991.0, true), (989.0, false)] {
@@ -740,10 +748,28 @@ fn the_noise_of_a_baseline_beside_itself_is_told_of_its_load_and_metric_and_is_t
     let noise = analysis.noise(Metric::Iops);
     assert!((noise - 1.1_f64.ln()).abs() < 1e-6, "{noise}");
     assert_eq!(analysis.noise(Metric::CpuPerIo), 0.0);
-    let believed = |pair: [&str; 2]| analysis.floor(&run.plan.loads[0], Metric::Iops, pair) / noise.powi(2);
+    let believed = |pair: [&str; 2]| analysis.floor(u32::MAX, &run.plan.loads[0], Metric::Iops, pair) / noise.powi(2);
     for (pair, expected) in [(["b", "host"], 1.0), (["a", "b"], 0.75), (["b", "a"], 0.75), (["a", "a"], 0.5)] {
         assert!((believed(pair) - expected).abs() < 1e-9, "{pair:?}: {}", believed(pair));
     }
+}
+
+#[test]
+fn what_is_decided_at_a_look_stays_so_whatever_is_measured_of_others_after_it() {
+    let plan = [TWO, LOAD, "[[load]]\nname = 'two'\n"].concat();
+    let mut run = repeated(12, &plan, |load, subject, _| if (load, subject) == ("one", "b") { WORSE } else { ALIKE });
+    (run.plan.repetitions, run.plan.most_repetitions) = (5, Some(12));
+    run.cells.retain(|cell| cell.id.load == "two" || cell.id.repetition < 5);
+    for mut cell in run.cells.clone().into_iter().filter(|cell| cell.id.subject == "a") {
+        cell.id.subject += AGAIN;
+        let at = cell.id.repetition;
+        measured(&mut cell).seconds *= if at < 5 { 1.0 + f64::from(at) / 1000.0 } else { f64::from(at) };
+        run.cells.push(cell);
+    }
+    let judged = Analysis::new(&run).judged;
+    let of = |load: &str| judged.iter().find(|one| one.load == load && one.subject == "b").unwrap();
+    assert_eq!(of("one").decision, Ok(Verdict::Fail), "{:?}", of("one"));
+    assert!(of("two").decision == Ok(Verdict::Pass), "{:?}", of("two"));
 }
 
 #[test]

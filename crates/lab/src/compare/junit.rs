@@ -45,8 +45,8 @@ impl Comparison {
     }
 }
 
-/// A test for each comparison of a run that decides, and one for each cell that failed; skipped is what was not measured,
-/// and the run as a whole where it is not finished.
+/// A test for each comparison of a run that decides, and one for each cell that failed; skipped is what was not measured, or
+/// in some repetitions only, and the run as a whole where it is not finished.
 ///
 /// # Errors
 /// What was measured has a name that XML cannot hold.
@@ -71,9 +71,13 @@ pub fn of_run(analysis: &Analysis<'_>) -> Result<String, quick_junit::SerializeE
         };
         skipped(format!("{}: measured", id.place()), &id.subject, &why)
     });
+    let is_whole = |_: &_| analysis.run.ended.is_some();
+    let sparse = analysis.sparse().into_iter().filter(is_whole).map(|(id, of, asked)| {
+        skipped(format!("{}: in all repetitions", id.place()), &id.subject, &format!("measured in {of} of {asked}"))
+    });
     let plan = &analysis.run.plan.name;
     let unfinished = analysis.run.ended.is_none().then(|| skipped("the run has ended".into(), plan, "not finished"));
-    report("egret bench", cases.map(case).chain(failed).chain(absent).chain(unfinished))
+    report("egret bench", cases.map(case).chain(failed).chain(absent).chain(sparse).chain(unfinished))
 }
 
 fn skipped(name: String, class: &str, why: &str) -> TestCase {

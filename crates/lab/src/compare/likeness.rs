@@ -1,6 +1,6 @@
 //! Whether two runs may be compared at all.
 
-use crate::plan::Plan;
+use crate::plan::{Load, Plan, Subject};
 use crate::results::{Component, Host, Outcome, Run};
 
 /// Memory may differ by this share of the larger: kernels keep more or less of it for themselves.
@@ -130,9 +130,6 @@ impl Found {
         if a.version != b.version {
             self.note(program(&a.name), role, &a.version, &b.version);
         } else if a.sha256 != b.sha256 {
-            let build = |component: &Component| {
-                format!("{}, built as {}", component.version, component.sha256.get(..12).unwrap_or(&component.sha256))
-            };
             self.note(program(&a.name), if role == Role::Unlike { Role::Told } else { role }, build(a), build(b));
         }
     }
@@ -146,18 +143,42 @@ impl Found {
         self.note("perf", Role::Unlike, perf(a), perf(b));
         self.note("io-submit", Role::Unlike, a.plan.io_submit, b.plan.io_submit);
         for load in a.plan.loads.iter() {
-            let same_name = b.plan.loads.named(&load.name);
-            if let Some(other) = same_name.filter(|other| *other != load) {
-                self.note("load", Role::Unlike, format!("{load:?}"), format!("{other:?}"));
+            if let Some(other) = b.plan.loads.named(&load.name) {
+                self.note("load", Role::Unlike, like(load), like(other));
+                if let (Some(ours), Some(theirs)) = (a.job_files.get(&load.name), b.job_files.get(&load.name)) {
+                    self.note("job file", Role::Unlike, ours, theirs);
+                }
             }
         }
         for subject in &a.plan.subjects {
-            let same_name = b.plan.subjects.iter().find(|other| other.name == subject.name);
-            if let Some(other) = same_name.filter(|other| *other != subject) {
+            if let Some(other) = b.plan.subjects.iter().find(|other| other.name == subject.name) {
+                // Where a QEMU is found is no matter; which it is may be what is compared.
+                if subject.qemu() != other.qemu() {
+                    self.note("QEMU", Role::Compared, qemu(a, subject), qemu(b, other));
+                }
+                let [subject, other] = [subject, other].map(|one| Subject { qemu: None, ..one.clone() });
                 self.note("subject", Role::Unlike, format!("{subject:?}"), format!("{other:?}"));
             }
         }
     }
+}
+
+/// All that is said of a load, but where its job file is found.
+fn like(load: &Load) -> String {
+    let mut load = load.clone();
+    load.keys.jobfile = load.keys.jobfile.and_then(|path| Some(path.file_name()?.into()));
+    format!("{load:?}")
+}
+
+fn build(component: &Component) -> String {
+    format!("{}, built as {}", component.version, component.sha256.get(..12).unwrap_or(&component.sha256))
+}
+
+/// A guest's QEMU: what it is, or else where.
+fn qemu(run: &Run, subject: &Subject) -> String {
+    let name = subject.qemu().display().to_string();
+    let found = run.host.components.iter().find(|one| one.name == name);
+    found.map_or(name, build)
 }
 
 fn disk_of(plan: &Plan) -> String {

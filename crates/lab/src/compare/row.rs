@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::analysis::bound::{Bound, of_most, short_of_rate};
+use crate::analysis::bound::{self, Bound, of_most};
 use crate::plan::Metric;
 use crate::results::{Cell, DISTURBS, Measurement, Outcome, Run, shortfall};
 use crate::runner::AGAIN;
@@ -121,7 +121,6 @@ fn collect<'a>(runs: &[&'a Run]) -> BTreeMap<Key<'a>, Side<'a>> {
                 side.ended.entry(number).or_default().insert(id.repetition);
             }
             match outcome {
-                Outcome::Measured(one) if is_stuck(one) => side.failures.push("no request was completed"),
                 Outcome::Measured(one) => side.measured.entry((number, id.repetition)).or_default().push(one),
                 Outcome::Failed { reason, .. } => side.failures.push(reason),
                 Outcome::Impossible { reason } => side.impossible = Some(reason),
@@ -129,13 +128,6 @@ fn collect<'a>(runs: &[&'a Run]) -> BTreeMap<Key<'a>, Side<'a>> {
         }
     }
     sides
-}
-
-/// Whether requests were made or due, by more than chance, and none of them was completed.
-fn is_stuck(one: &Measurement) -> bool {
-    let makes_requests = one.reads.is_some() || one.writes.is_some();
-    let are_due = one.offered_iops.is_none() || shortfall([one]).is_some();
-    makes_requests && one.requests() == 0 && are_due
 }
 
 /// What was measured on the first side and is missing in part from the second: of each cell repetitions, as far as the
@@ -197,7 +189,7 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
                     / ours.measurements_each(runs).min(theirs.measurements_each(runs)),
                 limit: Limit::for_loss(threshold, metric.more_is_better()),
                 null,
-                is_open: true,
+                decided: None,
             };
             questions.push(Asked { row: rows.len(), question, decides: decision.is_ok() && !rates_differ });
             rows.push(Row { metric, a: values(theirs), b: values(ours), decision, note, ..row(key) });
@@ -206,12 +198,8 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
     judge(&mut rows, &questions, runs, |row, verdict| {
         let sides = [&second, &first].map(|sides| sides.get(&row.key()));
         let short = sides.map(|side| shortfall(side?.all()));
-        let (verdict, short) =
-            short_of_rate(row.metric, verdict, short).map_or((verdict, None), |(verdict, note)| (verdict, Some(note)));
         let [ours, theirs] = sides.map(|side| side.and_then(limit));
-        let (decision, bound) = Bound::of(row.metric, ours.as_ref(), theirs.as_ref()).leaves(verdict);
-        let notes: Vec<_> = [short, bound].into_iter().flatten().collect();
-        (decision, (!notes.is_empty()).then(|| notes.join("; ")))
+        bound::left(verdict, row.metric, short, Bound::of(row.metric, ours.as_ref(), theirs.as_ref()))
     });
     // Within a run subjects take turns, and others' work is in all of them. Between two runs it makes the difference.
     let processors = [a, b].map(|runs| runs.first().map_or(1, |run| run.host.cpu.usable.len()));

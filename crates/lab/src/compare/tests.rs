@@ -198,7 +198,13 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
     host.started = vec![component("spdk", "", "a")];
     host.settings = vec![("turbo".into(), "on".into())];
     type Change = fn(&mut Run);
-    let changes: [(&str, Role, Change); 36] = [
+    base.plan.subjects[0].qemu = Some("/opt/qemu-system-x86_64".into());
+    base.plan.loads.change(|loads| {
+        (loads[0].name, loads[0].jobfile) = (Some("of a file".into()), Some("/plans/load.fio".into()));
+        loads[0].iodepth = crate::plan::OneOrMany::One(1);
+    });
+    base.job_files.insert(base.plan.loads[0].name.clone(), "a".into());
+    let changes: [(&str, Role, Change); 39] = [
         ("host", Role::Told, |run| run.host.name = "other".into()),
         ("kernel", Role::Compared, |run| run.host.kernel = "6.18".into()),
         ("kernel options", Role::Unlike, |run| run.host.kernel_options = "quiet mitigations=off".into()),
@@ -233,6 +239,13 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
         ("perf", Role::Unlike, |run| run.plan.perf = true),
         ("io-submit", Role::Unlike, |run| run.plan.io_submit = true),
         ("load", Role::Unlike, |run| run.plan.loads.change(|loads| loads[0].norandommap = false)),
+        ("load", Role::Unlike, |run| run.plan.loads.change(|loads| loads[0].jobfile = Some("/plans/other.fio".into()))),
+        ("job file", Role::Unlike, |run| run.job_files.values_mut().for_each(|digest| *digest = "b".into())),
+        ("QEMU", Role::Compared, |run| {
+            run.plan.subjects[0].qemu = Some("/new/qemu-system-x86_64".into());
+            (run.host.components[3].name, run.host.components[3].sha256) =
+                ("/new/qemu-system-x86_64".into(), "b".into());
+        }),
         ("subject", Role::Unlike, |run| run.plan.subjects[0].iothreads = 2),
         ("subject", Role::Unlike, |run| run.plan.subjects[0].scheduler = Some("bfq".into())),
     ];
@@ -248,7 +261,12 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
         }
     }
     // Of these neither is a difference: where the system was found, a little memory, interrupts, what only one side has.
-    let same: [Change; 8] = [
+    let same: [Change; 10] = [
+        |run| run.plan.loads.change(|loads| loads[0].jobfile = Some("/elsewhere/load.fio".into())),
+        |run| {
+            run.plan.subjects[0].qemu = Some("/new/qemu-system-x86_64".into());
+            run.host.components[3].name = "/new/qemu-system-x86_64".into();
+        },
         |run| run.host.kernel_options = "BOOT_IMAGE=/b initrd=/i quiet root=/dev/vdb resume=/dev/c".into(),
         |run| run.host.memory = 111,
         |run| run.host.memory = 90,
@@ -613,6 +631,7 @@ fn who_completes_nothing_has_failed_and_what_the_second_run_does_not_tell_is_nam
         for cell in run.cells.iter_mut().filter(there) {
             if let Outcome::Measured(measured) = &mut cell.outcome {
                 change(measured);
+                cell.outcome = std::mem::take(&mut **measured).into();
             }
         }
         run

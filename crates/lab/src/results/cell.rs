@@ -64,6 +64,15 @@ pub enum Outcome {
     },
 }
 
+impl From<Measurement> for Outcome {
+    fn from(measurement: Measurement) -> Self {
+        match measurement.is_stuck() {
+            true => Self::Failed { reason: "no request was completed".into(), log: Vec::new() },
+            false => Self::Measured(Box::new(measurement)),
+        }
+    }
+}
+
 /// What was measured. Absent is what this stack cannot tell; it is never shown as zero.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
@@ -242,6 +251,14 @@ impl Measurement {
         }
     }
 
+    /// Whether requests were made or due, by more than chance, and none was completed in so long a time that no machine stalls
+    /// for it.
+    fn is_stuck(&self) -> bool {
+        let makes_requests = self.reads.is_some() || self.writes.is_some();
+        let are_due = self.offered_iops.is_none() || shortfall([self]).is_some();
+        makes_requests && self.requests() == 0 && are_due && self.seconds >= 1.0
+    }
+
     /// Of an open loop: how many requests were due.
     pub fn due(&self) -> Option<f64> {
         Some(self.offered_iops? * self.seconds)
@@ -371,6 +388,20 @@ mod tests {
     fn an_open_loop_has_so_many_requests_due_in_its_time() {
         let open = Measurement { offered_iops: Some(300.0), seconds: 2.0, ..Measurement::default() };
         assert_eq!((open.due(), Measurement::default().due()), (Some(600.0), None));
+    }
+
+    #[test]
+    fn who_completes_nothing_in_a_second_has_failed_unless_nothing_was_due() {
+        let of = |requests, seconds, offered_iops| {
+            let reads = Some(Operations { requests, ..Operations::default() });
+            Outcome::from(Measurement { seconds, reads, offered_iops, ..Measurement::default() })
+        };
+        let has_failed =
+            |outcome| matches!(outcome, Outcome::Failed { reason, .. } if reason == "no request was completed");
+        assert!(has_failed(of(0, 1.0, None)) && has_failed(of(0, 1.0, Some(1000.0))));
+        for fine in [of(1, 1.0, None), of(0, 0.9, None), of(0, 1.0, Some(1.0)), Measurement::default().into()] {
+            assert!(matches!(fine, Outcome::Measured(_)), "{fine:?}");
+        }
     }
 
     #[test]

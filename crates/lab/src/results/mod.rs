@@ -36,6 +36,9 @@ pub struct Run {
     /// By load: the peak that a curve's points are shares of, in requests per second, where another run's was taken.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub peaks: BTreeMap<String, f64>,
+    /// By load: what its job file was, as a SHA-256.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub job_files: BTreeMap<String, String>,
     /// When it began, in seconds since 1970.
     pub started: u64,
     /// When it ended; not before all cells have.
@@ -77,6 +80,7 @@ impl Run {
             seed: 1,
             only: None,
             peaks: BTreeMap::new(),
+            job_files: BTreeMap::new(),
             started: 0,
             ended: None,
             host: Host::default(),

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::results::{Cell, FORMAT, Incident, Run};
+use crate::results::{Cell, FORMAT, Incident, Outcome, Run};
 
 /// The journal's name.
 pub const JOURNAL: &str = "cells.jsonl";
@@ -131,6 +131,12 @@ pub fn read(directory: &Path) -> io::Result<Run> {
     }
     if cells.len() > run.cells.len() {
         (run.cells, run.incidents) = (cells, incidents);
+    }
+    // As it was measured before who completes nothing had failed.
+    for cell in &mut run.cells {
+        if let Outcome::Measured(measured) = &mut cell.outcome {
+            cell.outcome = std::mem::take(&mut **measured).into();
+        }
     }
     Ok(run)
 }

@@ -32,10 +32,12 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
         let load = plan.loads.named(&id.load);
         load.map_or(0, |load| u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.groups()))
     };
-    // What the disk itself reaches says nothing of one that is reached otherwise. The baseline has a second name.
-    let backend = |name: &str| {
+    // What the disk itself reaches says nothing of one that is reached otherwise, or from another host. The baseline has a
+    // second name.
+    let way = |name: &str| {
         let name = name.strip_suffix(AGAIN).unwrap_or(name);
-        plan.subjects.iter().find(|subject| subject.name == name).map(|subject| &subject.backend)
+        let subject = plan.subjects.iter().find(|subject| subject.name == name)?;
+        Some((&subject.backend, &subject.host, &subject.client))
     };
     // Of two that are marked none lost more than the threshold to the other.
     let bound = DEVICE_BOUND.max(1.0 - plan.threshold / 2.0);
@@ -46,7 +48,7 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
     }
     for cell in cells.iter_mut().filter(|cell| cell.id.point == 0) {
         let round = rounds.get(&(cell.id.load.clone(), cell.id.repetition)).map_or(&[][..], Vec::as_slice);
-        let same = |id: &CellId| backend(&id.subject) == backend(&cell.id.subject);
+        let same = |id: &CellId| way(&id.subject) == way(&cell.id.subject);
         let best = |of: &dyn Fn(&str) -> bool| {
             let reached = round.iter().filter(|(id, _)| same(id) && of(&id.subject)).map(|(_, reached)| *reached);
             reached.fold(0.0, f64::max)
@@ -152,6 +154,18 @@ mod tests {
             measured(&cells[1]).unwrap().limit,
             Some(Bottleneck::Device("98% of what fio on the host gets from the disk".into()))
         );
+    }
+
+    #[test]
+    fn what_fio_gets_on_this_host_is_no_limit_of_who_is_loaded_from_another() {
+        let plan = toml::from_str(
+            "name = 'p'\ntitle = 't'\n[disk]\ntype = 'file'\n[[subject]]\nname = 'h'\nstack = 'host'\n[[subject]]\nname = 'e'\n\
+             stack = 'ssh'\nclient = 'ssh:other'\n[[subject]]\nname = 'e2'\nstack = 'egret'\nhost = 'other'\n[[load]]\nname = 'l'\niodepth = 8\n",
+        )
+        .unwrap();
+        let mut cells = [cell("l", "h", 1000), cell("l", "e", 980), cell("l", "e2", 980)];
+        mark_device_bound(&plan, &mut cells);
+        assert!(cells.iter().all(|cell| measured(cell).unwrap().limit.is_none()));
     }
 
     #[test]

@@ -150,6 +150,7 @@ impl Runner {
             seed: options.seed,
             only: options.only.clone(),
             peaks: options.peaks.clone(),
+            job_files: BTreeMap::new(),
             started: now(),
             ended: None,
             host: Default::default(),
@@ -165,6 +166,7 @@ impl Runner {
         let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
         run.host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
+        run.job_files = fingerprint::job_files(&run.plan);
         run.host.warnings.extend(disks.warnings.iter().cloned());
         let left_out = options.left_out.iter();
         run.host.warnings.extend(left_out.map(|text| Warning { about: "left-out".into(), text: text.clone() }));
@@ -182,7 +184,7 @@ impl Runner {
         let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
         let host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
-        if let Some(text) = differs(&run.host, &host) {
+        if let Some(text) = differs(&run, &host) {
             let incident = Incident { at: now(), cell: None, source: Incident::LAB.into(), text };
             journal.incident(&incident)?;
             run.incidents.push(incident);
@@ -316,7 +318,7 @@ impl Runner {
 
     fn outcome(&mut self, step: &Step) -> Outcome {
         match self.measure(step) {
-            Ok(measurement) => Outcome::Measured(Box::new(measurement)),
+            Ok(measurement) => measurement.into(),
             Err(unable) => unable.into(),
         }
     }
@@ -429,12 +431,14 @@ fn placement(plan: &Plan) -> Placement {
 }
 
 /// How the machine differs from the one on which the run began.
-fn differs(before: &crate::results::Host, now: &crate::results::Host) -> Option<String> {
+fn differs(run: &Run, now: &crate::results::Host) -> Option<String> {
+    let before = &run.host;
     let hash = |host: &crate::results::Host| host.components.iter().map(|one| one.sha256.clone()).collect::<Vec<_>>();
     let what = [
         ("the kernel", before.kernel != now.kernel),
         ("the processors", before.cpu != now.cpu),
         ("the programs", hash(before) != hash(now)),
+        ("the job files", run.job_files != fingerprint::job_files(&run.plan)),
     ];
     let changed: Vec<&str> = what.iter().filter(|(_, differs)| *differs).map(|(what, _)| *what).collect();
     (!changed.is_empty()).then(|| format!("resumed with other conditions than it began with: {}", changed.join(", ")))

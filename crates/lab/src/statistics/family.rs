@@ -40,8 +40,9 @@ pub struct Question {
     pub limit: Limit,
     /// What a fail has to rule out.
     pub null: Null,
-    /// Whether it is still to be decided. What was decided before counts in the family all the same.
-    pub is_open: bool,
+    /// What was decided of it before, be it that nobody can tell without anything new; none of what is to be decided now. It
+    /// counts in the family all the same, and a fail among the discoveries.
+    pub decided: Option<Verdict>,
 }
 
 /// What a fail has to rule out.
@@ -155,9 +156,12 @@ fn judge_with(questions: &[Question], look: Look, moderate: Moderate) -> Vec<(Es
     let p_values: Vec<f64> = questions
         .iter()
         .zip(&believed)
-        .map(|(question, believed)| match question.is_open {
-            true => believed.p_value(question.null(), question.limit.sign_of_loss()),
-            false => 1.0,
+        .map(|(question, believed)| match question.decided {
+            None => believed.p_value(question.null(), question.limit.sign_of_loss()),
+            // Each look keeps its share of the rate whatever was found before: what is found at it is a share of all that is
+            // found in the end, which is no less.
+            Some(Verdict::Fail) => 0.0,
+            Some(Verdict::Pass | Verdict::CantTell { .. }) => 1.0,
         })
         .collect();
     let certain = discoveries(&p_values, FALSE_FAIL * look.share);
@@ -250,7 +254,7 @@ mod tests {
             floor: 0.0,
             limit,
             null: Null::NoLoss,
-            is_open: true,
+            decided: None,
         }
     }
 
@@ -300,7 +304,7 @@ mod tests {
 
     #[test]
     fn what_is_closed_fails_no_more_and_an_error_that_is_spent_in_part_takes_more() {
-        let closed = Question { is_open: false, ..question(&LOST, Limit::AtLeast(0.95)) };
+        let closed = Question { decided: Some(Verdict::Pass), ..question(&LOST, Limit::AtLeast(0.95)) };
         assert!(matches!(judge(&[closed], Look::ONLY)[0].1, Verdict::CantTell { .. }));
         let widths = [1.0, 0.2].map(|share| {
             let look = Look { share, ..Look::ONLY };
@@ -308,6 +312,17 @@ mod tests {
             estimate.high / estimate.low
         });
         assert!(widths[0] < widths[1], "{widths:?}");
+    }
+
+    #[test]
+    fn a_loss_is_found_more_easily_beside_those_that_were_found_before() {
+        let loss = Question { kind: "CPU", ..question(&[0.90, 0.93, 0.88, 0.92, 0.86], Limit::AtLeast(0.95)) };
+        let beside = |decided| {
+            let other = Question { decided, ..question(&[1.0, 1.03, 0.97, 1.04, 0.96], Limit::AtLeast(0.95)) };
+            judge(&std::iter::repeat_n(other, 99).chain([loss]).collect::<Vec<_>>(), Look::ONLY)[99].1
+        };
+        assert_eq!(beside(Some(Verdict::Fail)), Verdict::Fail);
+        assert!(matches!(beside(Some(Verdict::Pass)), Verdict::CantTell { .. }));
     }
 
     #[test]

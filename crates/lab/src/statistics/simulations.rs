@@ -62,10 +62,13 @@ fn run(random: &mut Random, shape: Shape, noise: &dyn Fn(&mut Random) -> f64, lo
     let mut found: Vec<Option<(Estimate, Verdict)>> = vec![None; logs.len()];
     let mut measured = vec![least as usize; logs.len()];
     for look in Looks::new(least, most).all() {
-        let is_open = |found: &Option<(Estimate, Verdict)>| !matches!(found, Some((_, Verdict::Pass | Verdict::Fail)));
+        let decided = |found: &Option<(Estimate, Verdict)>| match found {
+            Some((_, verdict @ (Verdict::Pass | Verdict::Fail))) => Some(*verdict),
+            Some(_) | None => None,
+        };
         let questions: Vec<Question> = (0..logs.len())
             .map(|index| {
-                if is_open(&found[index]) {
+                if decided(&found[index]).is_none() {
                     measured[index] = look.after as usize;
                 }
                 let metric = usize::from(index >= logs.len() / 2);
@@ -75,12 +78,12 @@ fn run(random: &mut Random, shape: Shape, noise: &dyn Fn(&mut Random) -> f64, lo
                     floor: floors[metric],
                     limit: Limit::AtLeast(0.95),
                     null: Null::NoLoss,
-                    is_open: is_open(&found[index]),
+                    decided: decided(&found[index]),
                 }
             })
             .collect();
         for (found, judged) in found.iter_mut().zip(judge(&questions, look)) {
-            if is_open(found) {
+            if decided(found).is_none() {
                 *found = Some(judged);
             }
         }
@@ -171,7 +174,7 @@ fn intervals_cover_the_truth_as_often_as_they_say() {
                 let logs: Vec<f64> = (0..pairs).map(|_| noise(&mut random) - noise(&mut random)).collect();
                 let sample = Sample::of_pairs(&logs).expect("pairs");
                 let limit = Limit::AtLeast(0.95);
-                let question = Question { kind: "", sample, floor: 0.0, limit, null: Null::NoLoss, is_open: true };
+                let question = Question { kind: "", sample, floor: 0.0, limit, null: Null::NoLoss, decided: None };
                 let (estimate, _) = judge(&[question], Look::ONLY)[0];
                 (estimate.low..=estimate.high).contains(&1.0)
             });
@@ -192,7 +195,7 @@ fn a_moderated_interval_covers_the_truth_of_cells_that_scatter_unlike() {
                 let own = 0.02 * (0.7 * normal(&mut random)).exp();
                 let logs: Vec<f64> = (0..5).map(|_| own * normal(&mut random)).collect();
                 let (sample, limit) = (Sample::of_pairs(&logs).expect("pairs"), Limit::AtLeast(0.95));
-                Question { kind: "", sample, floor: 0.0, limit, null: Null::NoLoss, is_open: true }
+                Question { kind: "", sample, floor: 0.0, limit, null: Null::NoLoss, decided: None }
             })
             .collect();
         let estimates = judge(&questions, Look::ONLY);
@@ -216,7 +219,7 @@ fn two_independent_samples_of_one_thing_are_not_told_apart() {
                 let questions: Vec<Question> = (0..48)
                     .map(|_| {
                         let sample = Sample::of_groups(&sample(), &sample()).expect("values");
-                        Question { kind: "", sample, floor, limit: Limit::AtLeast(0.95), null, is_open: true }
+                        Question { kind: "", sample, floor, limit: Limit::AtLeast(0.95), null, decided: None }
                     })
                     .collect();
                 failed += judge(&questions, Look::ONLY).iter().filter(|(_, verdict)| *verdict == Verdict::Fail).count();
@@ -249,7 +252,7 @@ fn runs_beside_each_other(
     let question = |cell: usize| {
         let [ours, theirs] = [&ours, &theirs].map(|side| side.iter().map(|run| run[cell]).collect::<Vec<_>>());
         let sample = Sample::of_groups(&ours, &theirs).expect("values");
-        Question { kind: "", sample, floor: 0.0, limit: Limit::AtLeast(0.95), null: Null::NoLoss, is_open: true }
+        Question { kind: "", sample, floor: 0.0, limit: Limit::AtLeast(0.95), null: Null::NoLoss, decided: None }
     };
     judge_runs(&(0..24).map(question).collect::<Vec<_>>())
 }
