@@ -49,8 +49,7 @@ pub fn leaves_of_relation(relation: Relation, held_back: [bool; 2]) -> Relation 
     }
 }
 
-/// What is left of a verdict beside a bound and where a rate was not reached, and what is to be
-/// said beside that.
+/// What is left of a verdict beside a bound and where a rate was not reached, and what is to be said beside that.
 pub fn left(
     verdict: Verdict,
     metric: Metric,
