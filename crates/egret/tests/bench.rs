@@ -250,6 +250,7 @@ fn fio_on_the_host_is_the_reference_line() {
     succeeded(&lab.bench(&[]).output().unwrap());
     let run = lab.run();
     assert_eq!(run.cells.len(), 6);
+    assert_eq!(run.job_files.keys().collect::<Vec<_>>(), ["mine"]);
     let (mine, rest): (Vec<_>, Vec<_>) = run.cells.iter().partition(|cell| cell.id.load == "mine");
     for cell in mine {
         match cell.id.subject.as_str() {

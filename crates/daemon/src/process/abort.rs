@@ -7,9 +7,8 @@ use std::fmt::{self, Display};
 use std::panic::{self, PanicHookInfo};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::PIPE_BUF;
 
-/// What a pipe takes whole or not at all (`PIPE_BUF`).
-const MOST: usize = 4096;
 /// How long whoever reads the log may take to make room for a line.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
@@ -27,7 +26,7 @@ pub(crate) fn abort(why: impl Display) -> ! {
 
 fn line(why: impl Display) -> String {
     let mut line = format!("egret: {why}").replace(char::is_control, " ");
-    let end = (0..MOST.min(line.len() + 1)).rev().find(|end| line.is_char_boundary(*end));
+    let end = (0..PIPE_BUF.min(line.len() + 1)).rev().find(|end| line.is_char_boundary(*end));
     line.truncate(end.unwrap_or(0));
     line.push('\n');
     line
@@ -68,8 +67,8 @@ mod tests {
     #[test]
     fn last_words_are_one_line_that_fits_a_pipe() {
         assert_eq!(line("iothread 'io0'\nis\tgone"), "egret: iothread 'io0' is gone\n");
-        let long = line("\u{e9}".repeat(MOST));
-        assert!(long.len() <= MOST && long.ends_with("\u{e9}\n"));
+        let long = line("\u{e9}".repeat(PIPE_BUF));
+        assert!(long.len() <= PIPE_BUF && long.ends_with("\u{e9}\n"));
     }
 
     /// A copy of this program, which runs the next test alone and does there what would end all the others.
@@ -109,7 +108,7 @@ mod tests {
     fn a_log_that_nobody_reads_does_not_keep_the_process_from_ending() {
         let (_reader, writer) = rustix::pipe::pipe().unwrap();
         rustix::io::ioctl_fionbio(&writer, true).unwrap();
-        while rustix::io::write(&writer, &[b'.'; MOST]).is_ok() {}
+        while rustix::io::write(&writer, &[b'.'; PIPE_BUF]).is_ok() {}
         rustix::io::ioctl_fionbio(&writer, false).unwrap();
         let status = run("abort", writer.into()).wait().unwrap();
         assert_eq!(status.signal(), Some(libc::SIGABRT));

@@ -21,13 +21,11 @@ use egret_vocabulary::Config;
 use egret_vocabulary::chardev::{Backend, Monitor};
 use egret_vocabulary::schema::{AddFd, Addr, Descriptor, FdAddr};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::PIPE_BUF;
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 use super::summary::{CpuMeter, waits};
-
-/// What a pipe that takes anything takes without a wait, in bytes.
-const PIPE_BUF: usize = 4096;
 
 /// How often the summary comes.
 const EVERY: Duration = Duration::from_secs(3);
@@ -160,6 +158,7 @@ fn say(text: &str) {
 }
 
 fn say_to(reader: &mut (impl Write + AsFd), text: &str) {
+    // A pipe that takes anything takes so much without a wait.
     for piece in text.as_bytes().chunks(PIPE_BUF) {
         let takes = matches!(poll(&mut [PollFd::new(reader, PollFlags::OUT)], Some(&Timespec::default())), Ok(1));
         if !takes || reader.write_all(piece).and_then(|()| reader.flush()).is_err() {

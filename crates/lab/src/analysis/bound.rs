@@ -4,6 +4,9 @@ use crate::plan::Metric;
 use crate::results::Bottleneck;
 use crate::statistics::{Relation, Verdict};
 
+/// A verdict or why there is none, and what is to be said beside it.
+pub type Decided = (Result<Verdict, String>, Option<String>);
+
 /// What the bottlenecks of both sides leave of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bound {
@@ -30,7 +33,7 @@ impl Bound {
     }
 
     /// What it leaves of a verdict, and what is to be said beside that.
-    pub fn leaves(self, verdict: Verdict) -> (Result<Verdict, String>, Option<String>) {
+    pub fn leaves(self, verdict: Verdict) -> Decided {
         match self {
             Self::None => (Ok(verdict), None),
             Self::Both(why) => (Err(why), None),
@@ -50,12 +53,7 @@ pub fn leaves_of_relation(relation: Relation, held_back: [bool; 2]) -> Relation 
 }
 
 /// What is left of a verdict beside a bound and where a rate was not reached, and what is to be said beside that.
-pub fn left(
-    verdict: Verdict,
-    metric: Metric,
-    short: [Option<f64>; 2],
-    bound: Bound,
-) -> (Result<Verdict, String>, Option<String>) {
+pub fn left(verdict: Verdict, metric: Metric, short: [Option<f64>; 2], bound: Bound) -> Decided {
     let short = short_of_rate(metric, verdict, short);
     let (verdict, short) = short.map_or((verdict, None), |(verdict, note)| (verdict, Some(note)));
     let (decision, bound) = bound.leaves(verdict);

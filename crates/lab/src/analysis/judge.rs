@@ -1,10 +1,10 @@
 //! Comparisons with the baseline, and what they decide.
 
-use super::bound::{self, Bound};
+use super::bound::{self, Bound, Decided};
 use super::table::counterpart;
 use super::{Analysis, CellKey, Status, Summary, difference};
 use crate::plan::{Application, Asks, Load, Metric, Stack};
-use crate::runner::AGAIN;
+use crate::runner::{AGAIN, subject_called};
 use crate::statistics::{
     self, Count, Estimate, Limit, Look, Looks, Null, Question, Sample, Verdict, deviation, median, trimmed,
 };
@@ -74,9 +74,6 @@ fn sample(logs: &Logs, before: u32) -> Option<Sample> {
     let logs: Vec<f64> = logs.iter().filter(|(repetition, _)| *repetition < before).map(|(_, log)| *log).collect();
     Sample::of_pairs(&logs)
 }
-
-/// A verdict or why there is none, and what is to be said beside it.
-type Decided = (Result<Verdict, String>, Option<String>);
 
 /// Pairs that a trimmed mean leaves out and that lost more than the limit, by more than chance.
 #[derive(Clone, Debug, PartialEq)]
@@ -158,11 +155,7 @@ impl<'a> Analysis<'a> {
     /// of a request in its own CPU time, and so has a guest whose kernel does other things than the other's; and how much of
     /// a rate was reached, where one of them fell short of it.
     fn metrics_of(&self, load: &Load, point: u32, pair: [&str; 2]) -> Vec<Metric> {
-        let subject = |name: &str| {
-            let name = name.strip_suffix(AGAIN).unwrap_or(name);
-            self.run.plan.subjects.iter().find(|subject| subject.name == name)
-        };
-        let is_loads = match pair.map(subject) {
+        let is_loads = match pair.map(|name| subject_called(&self.run.plan, name)) {
             [Some(one), Some(other)] if one.stack == Stack::Host => other.stack == Stack::Host,
             [Some(one), Some(other)] if one.stack == Stack::Guest => {
                 other.stack == Stack::Guest && one.scheduler != other.scheduler
@@ -244,8 +237,6 @@ impl<'a> Analysis<'a> {
         let plan = &self.run.plan;
         let measured = family.iter().flat_map(|(_, logs)| logs.iter()).map(|(repetition, _)| repetition + 1).max();
         let mut found: Vec<Option<(Estimate, Verdict)>> = vec![None; family.len()];
-        let is_open = |found: &Option<(Estimate, Verdict)>| !matches!(found, Some((_, Verdict::Pass | Verdict::Fail)));
-        let open = Verdict::CantTell { more_pairs: None };
         let mut before = 0;
         for look in Looks::new(plan.repetitions, plan.most_repetitions()).all() {
             // A run that was interrupted in its first round has an interval too.
@@ -260,10 +251,11 @@ impl<'a> Analysis<'a> {
                     floor: self.floor(look.after, load, metric, [subject, baseline]),
                     limit: Limit::for_loss(plan.threshold, metric.more_is_better()),
                     null: Null::NoLoss,
-                    // Without anything new there is nothing to look at.
-                    decided: match logs.iter().any(|(repetition, _)| *repetition >= before) {
-                        true if is_open(found) => None,
-                        _ => Some(found.map_or(open, |(_, verdict)| verdict)),
+                    decided: match found {
+                        Some((_, verdict @ (Verdict::Pass | Verdict::Fail))) => Some(*verdict),
+                        _ if logs.iter().any(|(repetition, _)| *repetition >= before) => None,
+                        // Without anything new there is nothing to look at.
+                        _ => Some(Verdict::CantTell { more_pairs: None }),
                     },
                 })
             };
@@ -364,8 +356,10 @@ impl<'a> Analysis<'a> {
             return (Err(why), None);
         }
         let keys = [pair.ours(), pair.theirs()];
-        let short = || keys.map(|key| self.table.shortfall(key));
-        let decided = verdict.map(|verdict| bound::left(verdict, pair.metric, short(), self.bound(pair)));
+        let decided = verdict.map(|verdict| {
+            let short = keys.map(|key| self.table.shortfall(key));
+            bound::left(verdict, pair.metric, short, self.bound(pair))
+        });
         match (keys.into_iter().find_map(|key| self.table.failures(key)).filter(|_| is_speed), decided) {
             (Some(failed), Some((Ok(Verdict::Fail), _))) => (Ok(Verdict::Fail), Some(failed)),
             (Some(failed), _) => (Ok(Verdict::CantTell { more_pairs: None }), Some(failed)),

@@ -30,7 +30,7 @@ use serde::Serialize;
 
 use crate::plan::{Asks, Load, Metric, Stack};
 use crate::results::{CellId, Run};
-use crate::runner::{AGAIN, steps};
+use crate::runner::{AGAIN, steps, subject_called};
 use crate::statistics::{Count, Overall, median};
 
 pub use judge::Judged;
@@ -116,8 +116,12 @@ impl<'a> Analysis<'a> {
     }
 
     /// Places in the plan of which something was measured, and in fewer repetitions than were asked for, with the numbers of
-    /// both: in others this machine could not run them, or nobody tried. What failed is told as that.
+    /// both: in others this machine could not run them, or nobody tried. What failed is told as that. Of a run that is not
+    /// finished all that goes without saying.
     pub(crate) fn sparse(&self) -> Vec<(CellId, usize, usize)> {
+        if self.run.ended.is_none() {
+            return Vec::new();
+        }
         let sparse = self.places().filter_map(|id| {
             let (ended, impossible) = self.table.impossible(key(&id));
             let asked = ended.max(self.run.plan.repetitions as usize);
@@ -154,10 +158,7 @@ impl<'a> Analysis<'a> {
             let more = if others.is_empty() { String::new() } else { format!(" and in {} other places", others.len()) };
             text += &format!("; nothing was measured of {} under {}{more}", first.subject, first.place());
         }
-        // Of one that is not finished that goes without saying.
-        if let [(first, of, asked), others @ ..] = &self.sparse()[..]
-            && self.run.ended.is_some()
-        {
+        if let [(first, of, asked), others @ ..] = &self.sparse()[..] {
             let (subject, place) = (&first.subject, first.place());
             let more = if others.is_empty() { String::new() } else { format!(", as in {} other places", others.len()) };
             text += &format!("; {subject} under {place} was measured in {of} of {asked} repetitions only{more}");
@@ -195,9 +196,8 @@ impl<'a> Analysis<'a> {
         )
     }
 
-    /// A subject's stack. The baseline has a second name.
+    /// A subject's stack.
     pub fn stack(&self, name: &str) -> Option<Stack> {
-        let name = name.strip_suffix(AGAIN).unwrap_or(name);
-        self.run.plan.subjects.iter().find(|subject| subject.name == name).map(|subject| subject.stack)
+        subject_called(&self.run.plan, name).map(|subject| subject.stack)
     }
 }

@@ -126,6 +126,8 @@ fn a_run_that_is_not_whole_passes_nothing_and_says_what_it_lacks() {
     let few = |of: &str| format!("; c under one was measured in {of} of 5 repetitions only");
     // Each of its comparisons, in two metrics, is skipped, and that all of it was measured, under two loads.
     assert_eq!(said(&some), (Overall::CantTell, few("4") + ", as in 1 other places", 6));
+    // Of one that is not finished that goes without saying.
+    assert_eq!(said(&Run { ended: None, ..some }), (Overall::CantTell, "; not finished".into(), 5));
     let mut cannot = whole();
     for cell in cannot.cells.iter_mut().filter(|cell| cell.id.load == "one" && cell.id.subject == "c") {
         if cell.id.repetition > 0 {

@@ -125,7 +125,7 @@ fn repeated(a: &[&Run], b: &[&Run]) -> Option<String> {
         .then(|| "one of the runs is given twice: only runs of their own show how far runs lie apart".into())
 }
 
-/// A run that was interrupted, and resumed with another kernel or program, is of both, and its fingerprint of the first.
+/// A run that was interrupted, and resumed with another kernel, program or job file, is of both, and its fingerprint of the first.
 fn resumed_otherwise(a: &[&Run], b: &[&Run]) -> impl Iterator<Item = String> {
     let of_side = |(which, runs): (&'static str, &[&Run])| {
         let incidents = runs.iter().flat_map(|run| &run.incidents).filter(|said| said.source == Incident::LAB);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::analysis::bound::{self, Bound, of_most};
+use crate::analysis::bound::{self, Bound, Decided, of_most};
 use crate::plan::Metric;
 use crate::results::{Cell, DISTURBS, Measurement, Outcome, Run, shortfall};
 use crate::runner::AGAIN;
@@ -256,9 +256,6 @@ struct Asked {
     /// Whether the answer decides, or is shown alone.
     decides: bool,
 }
-
-/// A verdict or why there is none, and what is to be said beside it.
-type Decided = (Result<Verdict, String>, Option<String>);
 
 /// Judges what decides as one family, and gives the rest an interval of its own. `decided` says what is left of a verdict.
 fn judge(rows: &mut [Row], questions: &[Asked], runs: usize, decided: impl Fn(&Row, Verdict) -> Decided) {

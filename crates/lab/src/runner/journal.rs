@@ -132,7 +132,7 @@ pub fn read(directory: &Path) -> io::Result<Run> {
     if cells.len() > run.cells.len() {
         (run.cells, run.incidents) = (cells, incidents);
     }
-    // As it was measured before who completes nothing had failed.
+    // An older lab told of who completes nothing as measured.
     for cell in &mut run.cells {
         if let Outcome::Measured(measured) = &mut cell.outcome {
             cell.outcome = std::mem::take(&mut **measured).into();
@@ -160,7 +160,7 @@ fn lock(directory: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::{CellId, Outcome};
+    use crate::results::{CellId, Measurement, Operations};
 
     fn run() -> Run {
         Run::of("name = 'p'\ntitle = 't'\nsubject = []\nload = []\n[disk]\ntype = 'null'\n")
@@ -186,6 +186,19 @@ mod tests {
         assert_eq!(run.cells, [cell(0), cell(1)]);
         journal.cell(&cell(2)).unwrap();
         assert_eq!(read(place.path()).unwrap().cells, [cell(0), cell(1), cell(2)]);
+    }
+
+    #[test]
+    fn what_an_older_lab_has_measured_of_who_completes_nothing_has_failed() {
+        let place = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(place.path(), &run()).unwrap();
+        for requests in [0, 1] {
+            let reads = Some(Operations { requests, ..Operations::default() });
+            let measured = Measurement { seconds: 1.0, reads, ..Measurement::default() };
+            journal.cell(&Cell { outcome: Outcome::Measured(Box::new(measured)), ..cell(requests as u32) }).unwrap();
+        }
+        let cells = read(place.path()).unwrap().cells;
+        assert_eq!([0, 1].map(|at: usize| cells[at].failure()), [Some("no request was completed"), None]);
     }
 
     #[test]

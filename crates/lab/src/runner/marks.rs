@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::order::AGAIN;
+use super::order::subject_called;
 use crate::plan::{Plan, Stack};
 use crate::results::{Bottleneck, Cell, CellId, DISTURBS, Measurement, Outcome, Warning};
 use crate::statistics::mean;
@@ -32,13 +32,8 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
         let load = plan.loads.named(&id.load);
         load.map_or(0, |load| u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.groups()))
     };
-    // What the disk itself reaches says nothing of one that is reached otherwise, or from another host. The baseline has a
-    // second name.
-    let way = |name: &str| {
-        let name = name.strip_suffix(AGAIN).unwrap_or(name);
-        let subject = plan.subjects.iter().find(|subject| subject.name == name)?;
-        Some((&subject.backend, &subject.host, &subject.client))
-    };
+    // What the disk itself reaches says nothing of one that is reached otherwise, or from another host.
+    let way = |name: &str| subject_called(plan, name).map(|one| (&one.backend, &one.host, &one.client));
     // Of two that are marked none lost more than the threshold to the other.
     let bound = DEVICE_BOUND.max(1.0 - plan.threshold / 2.0);
     let mut rounds: BTreeMap<(String, u32), Vec<(CellId, f64)>> = BTreeMap::new();

@@ -36,6 +36,7 @@ use egret_loadgen::machine::allow_many_descriptors;
 use egret_loadgen::random::mix;
 pub use journal::{JOURNAL, Journal, RESULT, read};
 pub use marks::{drift, mark_device_bound, noise};
+pub(crate) use order::subject_called;
 pub use order::{AGAIN, Step, more_steps, steps};
 pub use perf::CALL_GRAPH;
 
@@ -145,12 +146,12 @@ impl Runner {
     pub fn begin(plan: Plan, options: &RunOptions, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
         let mut run = Run {
             format: FORMAT,
+            job_files: fingerprint::job_files(&plan),
             plan,
             scale: options.scale,
             seed: options.seed,
             only: options.only.clone(),
             peaks: options.peaks.clone(),
-            job_files: BTreeMap::new(),
             started: now(),
             ended: None,
             host: Default::default(),
@@ -166,7 +167,6 @@ impl Runner {
         let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
         run.host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
-        run.job_files = fingerprint::job_files(&run.plan);
         run.host.warnings.extend(disks.warnings.iter().cloned());
         let left_out = options.left_out.iter();
         run.host.warnings.extend(left_out.map(|text| Warning { about: "left-out".into(), text: text.clone() }));
@@ -508,6 +508,20 @@ mod tests {
             assert_eq!(said().len(), expected, "{log}: {:?}", said());
         }
         assert!(said()[0].contains("cannot be read (No such file or directory"), "{:?}", said());
+    }
+
+    #[test]
+    fn a_run_that_goes_on_with_another_job_file_says_so() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("mine.fio");
+        fs::write(&path, "[mine]\n").unwrap();
+        let plan = "name = 'p'\ntitle = 't'\nsubject = []\n[disk]\ntype = 'null'\n";
+        let mut run = Run::of(&format!("{plan}[[load]]\nname = 'mine'\njobfile = '{}'\n", path.display()));
+        run.job_files = fingerprint::job_files(&run.plan);
+        assert_eq!(differs(&run, &run.host), None);
+        fs::write(&path, "[mine]\nbs=8k\n").unwrap();
+        let said = differs(&run, &run.host).unwrap();
+        assert_eq!(said, "resumed with other conditions than it began with: the job files");
     }
 
     #[test]

@@ -13,12 +13,18 @@ use std::ops::Range;
 use egret_loadgen::random::{Shuffle, mix};
 
 use crate::analysis::Analysis;
-use crate::plan::{Load, Plan, Stack};
+use crate::plan::{Load, Plan, Stack, Subject};
 use crate::results::{CellId, Run};
 use crate::statistics::{Looks, Verdict};
 
 /// What the baseline's second measurement is called.
 pub const AGAIN: &str = " (again)";
+
+/// The subject that goes by a name; the baseline has a second one.
+pub(crate) fn subject_called<'a>(plan: &'a Plan, name: &str) -> Option<&'a Subject> {
+    let name = name.strip_suffix(AGAIN).unwrap_or(name);
+    plan.subjects.iter().find(|subject| subject.name == name)
+}
 
 /// A cell to measure.
 #[derive(Clone, Debug, PartialEq)]
