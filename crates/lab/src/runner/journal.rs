@@ -201,6 +201,16 @@ mod tests {
         assert_eq!([0, 1].map(|at: usize| cells[at].failure()), [Some("no request was completed"), None]);
     }
 
+    /// A run is resumed only if its rates are those asked for, to the last digit.
+    #[test]
+    fn rates_are_read_as_they_were_written() {
+        let place = tempfile::tempdir().unwrap();
+        let peaks = (1..1_000).map(|at| (at.to_string(), 1e9 / f64::from(at) / 3.7)).collect();
+        let run = Run { peaks, ..run() };
+        drop(Journal::create(place.path(), &run).unwrap());
+        assert_eq!(read(place.path()).unwrap().peaks, run.peaks);
+    }
+
     #[test]
     fn two_labs_do_not_write_one_run() {
         let place = tempfile::tempdir().unwrap();
