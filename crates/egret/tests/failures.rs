@@ -456,9 +456,10 @@ fn what_was_written_before_a_disk_was_reopened_is_stable_after_its_next_flush_or
         }
         let Failing { server, disk, .. } = failing;
         drop(disk);
-        let lost =
-            server.complaints().iter().filter(|line| line.contains("none succeeds before it is reopened")).count();
-        assert_eq!(lost, if was_direct { 0 } else { 4 }, "{was_direct} to {is_direct}");
+        let is_loss = |line: &&String| line.contains("none succeeds before it is reopened");
+        let (lost, expected) = (|| server.complaints().iter().filter(is_loss).count(), if was_direct { 0 } else { 4 });
+        await_that("all losses to be told", || lost() >= expected);
+        assert_eq!(lost(), expected, "{was_direct} to {is_direct}");
         assert!(server.terminate().success());
     }
 }

@@ -156,7 +156,7 @@ fn a_disk_that_hangs_in_the_kernel_is_named_all_else_is_done_and_the_process_is_
         let (scratch, beside) = (Scratch::new(), Scratch::new());
         let (faulty, well) = (scratch.fault_disk(MIB), beside.fault_disk(MIB));
         let (hung, other, pidfile) = (scratch.path("hung"), scratch.path("other"), scratch.path("pid"));
-        let words = [format!("--pidfile={}", pidfile.display()), "--shutdown-timeout=1".to_owned()];
+        let words = [format!("--pidfile={}", pidfile.display()), "--shutdown-timeout=3".to_owned()];
         let options = Options::new()
             .iothread("io0", "")
             .disk("d0", &faulty.path(), &format!("aio={aio},cache.direct=on"))
@@ -191,7 +191,7 @@ fn a_disk_that_hangs_in_the_kernel_is_named_all_else_is_done_and_the_process_is_
         assert_eq!(server.await_end().code(), Some(1), "{aio}");
         await_that("the disk to be free", || !is_locked(&faulty.path()));
         let said = complaints(&server);
-        assert!(said.contains("export 'e0': 2 requests have not ended in 1 s; blockdev 'd0'"), "{said}");
+        assert!(said.contains("export 'e0': 2 requests have not ended in 3 s; blockdev 'd0'"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
 }

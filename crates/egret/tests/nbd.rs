@@ -134,6 +134,7 @@ fn without_a_reconnect_delay_the_guest_sees_errors_until_the_server_is_back() {
     nbd.start_again();
     // What was in memory is gone, which is that server's way.
     await_that("reads to succeed", || disk.read(0, 4096).is_ok_and(|data| data == vec![0; 4096]));
+    await_that("it to be told", || !server.complaints().is_empty());
     let said = server.complaints();
     assert!(said[0].ends_with("blockdev 'd0': the server has ended the connection"), "{said:?}");
     assert!(said.len() < 10, "{said:?}");

@@ -361,7 +361,7 @@ fn a_request_that_its_disk_fails_is_told_to_the_client_and_to_monitors() {
 
 #[test]
 fn no_client_costs_another_anything_whatever_it_says() {
-    let deployment = Deployment::new(",writable=on,iothread=io0", ",handshake-max-seconds=1,max-connections=20");
+    let deployment = Deployment::new(",writable=on,iothread=io0", ",handshake-max-seconds=3,max-connections=20");
     let neighbour = Neighbour::start(&deployment.vhost);
     let garbage: Vec<u8> = (0..100_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let hung_up = |mut stream: std::os::unix::net::UnixStream| {

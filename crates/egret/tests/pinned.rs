@@ -192,6 +192,7 @@ fn an_export_whose_disk_has_another_engine_says_that_pinning_has_no_effect() {
     let options =
         Options::new().disk("d0", &image, "aio=threads").export("e0", "d0", &scratch.path("e0"), "pin-memory=on");
     let server = Server::start(&Program::egret(), &options);
+    await_that("a warning", || !server.complaints().is_empty());
     let said = server.complaints();
     let line = "export 'e0': pin-memory has no effect on requests to blockdev 'd0'; it belongs to aio=io_uring";
     assert!(said.len() == 1 && said[0].contains(line), "{said:?}");

@@ -98,6 +98,7 @@ fn a_write_that_fails_waits_with_all_that_comes_after_it_until_the_export_is_res
         // What is not stopped goes on as it was.
         resume(&mut qmp);
         assert!(qmp.fail("block-export-resume", json!({"id": "e1"})).contains("'e1'"));
+        await_that("both to be told", || server.complaints().len() >= 2);
         assert_eq!(server.complaints().len(), 2, "{:?}", server.complaints());
         assert!(server.complaints()[0].ends_with("; export 'e0' waits for block-export-resume"));
     }
@@ -365,6 +366,42 @@ fn a_disk_that_hangs_with_what_is_read_of_it_to_be_opened_fails_that_change_alon
     qmp.run("blockdev-add", node("d2", "ignore"));
     qmp.run("blockdev-del", json!({"node-name": "d2"}));
     disk.first().verify_pattern(0..2 * MIB, 5).unwrap();
+    assert!(server.complaints().is_empty(), "{:?}", server.complaints());
+    assert!(server.terminate().success());
+}
+
+#[test]
+fn a_disk_that_hangs_is_neither_closed_nor_resized_and_others_are_until_it_is_well() {
+    let test = "a_disk_that_hangs_is_neither_closed_nor_resized_and_others_are_until_it_is_well";
+    if !is_root_or_skips(test, "for a disk that hangs") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (faulty, monitor) = (scratch.fault_disk(8 * MIB), scratch.path("qmp"));
+    let server = Server::start(&Program::egret(), &Options::new().monitor("m", &monitor));
+    let mut qmp = Qmp::connect(&monitor);
+    let node = |name: &str, path: &Path| json!({"driver": "file", "node-name": name, "filename": path, "aio": "threads", "auto-read-only": false});
+    qmp.run("blockdev-add", node("d0", &faulty.path()));
+    let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
+    faulty.tell(Order::Inject(never)).unwrap();
+    let closing = json!({"node-name": "d0"});
+    for (command, arguments, failed) in [
+        ("blockdev-del", closing.clone(), "what was written could not be made stable"),
+        // Whoever has it made stable has the file to himself.
+        ("block_resize", json!({"node-name": "d0", "size": 16 * MIB}), "it could not be resized"),
+    ] {
+        let error = qmp.fail(command, arguments);
+        let path = faulty.path().display().to_string();
+        let expected =
+            format!("blockdev 'd0': '{path}' does not answer: {failed} in 5 s; try again when its disk is well");
+        assert_eq!(error, expected);
+    }
+    qmp.run("blockdev-add", node("d1", &scratch.image("other", MIB)));
+    qmp.run("block_resize", json!({"node-name": "d1", "size": 2 * MIB}));
+    qmp.run("blockdev-del", json!({"node-name": "d1"}));
+    faulty.tell(Order::Clear).unwrap();
+    faulty.tell(Order::Release).unwrap();
+    qmp.run("blockdev-del", closing);
     assert!(server.complaints().is_empty(), "{:?}", server.complaints());
     assert!(server.terminate().success());
 }

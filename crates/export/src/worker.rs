@@ -595,11 +595,12 @@ impl QueueWorker {
     }
 
     pub(crate) fn notify(&mut self, signals: &mut Signals) {
+        // Before the driver is told: who has heard of its last request finds none here.
+        self.counters.in_flight.set(self.queue.in_flight().into());
         let has_published = std::mem::take(&mut self.used) > 0;
         let wants_call =
             std::mem::take(&mut self.wants_call) | (self.phase != Phase::Broken && self.queue.publish_used());
         let owes_call = std::mem::take(&mut self.fds.owes_call);
-        self.counters.in_flight.set(self.queue.in_flight().into());
         self.counters.calls_spared.add(u64::from(has_published && !wants_call));
         // A task management function must find the commands that were made available before it. So functions are looked at
         // only when every available chain has been popped, unless the queue pops no more.

@@ -26,7 +26,7 @@ const NAME: &str = "disk";
 /// `FOPEN_PARALLEL_DIRECT_WRITES` (Linux 6.0), which fuser does not name.
 const PARALLEL_WRITES: u32 = 1 << 6;
 /// How long [`Effect::Reordered`] waits for company.
-const COMPANY: Duration = Duration::from_millis(100);
+const COMPANY: Duration = Duration::from_secs(2);
 /// Requests that the kernel hands over at a time, and keeps beyond.
 const MOST_IN_FLIGHT: u16 = 1024;
 

@@ -66,12 +66,15 @@ function draw(element, height, option, at) {
 
 const shortened = (text, limit) => text.length > limit ? text.slice(0, limit - 1) + "…" : text;
 
-// Rows of bars, a heading above each group; the whole range as whiskers.
+// Rows of bars, a heading above each group; the whole range as whiskers, and what the host reaches as a line across.
 function bars(element, shown) {
-  const rows = [];
+  const rows = [], across = [];
   for (const group of shown.groups) {
-    rows.push({ key: "g" + rows.length, heading: group.load });
+    const heading = "g" + rows.length;
+    rows.push({ key: heading, heading: group.load });
     for (const mark of group.marks) rows.push({ key: "b" + rows.length, mark, load: group.load });
+    for (const { subject, value } of group.marks)
+      if (value && data.hosts.includes(subject)) across.push([value.median, heading], [value.median, rows.at(-1).key], ["-", heading]);
   }
   const cut = text => shortened(text, narrow() ? 15 : 36);
   const label = (_, index) => rows[index].heading ? `{heading|${rows[index].heading}}` : cut(rows[index].mark.subject);
@@ -95,6 +98,7 @@ function bars(element, shown) {
     series: [
       { type: "bar", barWidth: 15, data: rows.map(value), label: { position: "right", rich: { none: { color: quiet, fontStyle: "italic" } } } },
       { type: "line", data: whiskers, symbol: "rect", symbolSize: [1.5, 9], lineStyle: { color: ink, width: 1.5 }, itemStyle: { color: ink }, silent: true, tooltip: { show: false }, z: 3, connectNulls: false },
+      { type: "line", name: "the host", data: across, symbol: "none", lineStyle: { color: quiet, width: 1, type: "dashed" }, silent: true, tooltip: { show: false }, connectNulls: false },
       { type: "scatter", symbolSize: 1, itemStyle: { color: "transparent" }, silent: true,
         data: rows.filter(row => row.mark?.value).map(row => ({ value: [row.mark.value.high, row.key], label: { show: true, position: "right", distance: 7, color: ink, formatter: short(row.mark.value.median) } })) },
     ],

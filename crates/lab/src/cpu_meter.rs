@@ -484,12 +484,13 @@ mod tests {
         let mut meter = CpuMeter::new();
         meter.follow(std::process::id(), |_, _| Role::Load);
         let mut shell = std::process::Command::new("/bin/sh");
-        // It spends, says so, and is there until its input ends.
-        shell.args(["-c", "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; echo; read x'; true"]);
+        // It spends when it is told to, says so, and is there until its input ends.
+        shell.args(["-c", "sh -c 'read x; i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; echo; read x'; true"]);
         shell.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
         let mut shell = std::os::unix::process::CommandExt::process_group(&mut shell, 0).spawn().unwrap();
         meter.follow_family(shell.id(), Role::Server);
         meter.edge(Edge::Begin);
+        std::io::Write::write_all(shell.stdin.as_mut().unwrap(), b"\n").unwrap();
         let spend = || while egret_loadgen::machine::thread_cpu_time_ns() < 100_000_000 {};
         std::thread::spawn(spend).join().unwrap();
         let said = std::io::Read::read(shell.stdout.as_mut().unwrap(), &mut [0]);

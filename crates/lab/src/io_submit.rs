@@ -40,11 +40,14 @@ impl Watch {
         let until = Arc::clone(&ended);
         let watcher = spawn(move || {
             let mut looks = Looks::default();
-            while !until.load(Ordering::Relaxed) {
+            // At least once, however soon it is over.
+            loop {
                 files.iter().for_each(|file| looks.look(file, call));
+                if until.load(Ordering::Relaxed) {
+                    return looks;
+                }
                 sleep(PERIOD);
             }
-            looks
         });
         Self { ended, watcher }
     }

@@ -250,12 +250,16 @@ impl Process {
             self.ended = self.child.wait().ok();
         }
         self.reaper.forget(self.pid());
+        self.hear_out();
+        self.readers.clear();
+    }
+
+    /// Waits for the last output of one that has ended.
+    pub fn hear_out(&self) {
         let begin = Instant::now();
-        for reader in self.readers.drain(..) {
-            // The reader ends when the last writer closes the stream, which may be a process that left the group.
-            while !reader.is_finished() && begin.elapsed() < LAST_WORDS {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+        // A reader ends when the last writer closes the stream, which may be a process that left the group.
+        while !self.readers.iter().all(JoinHandle::is_finished) && begin.elapsed() < LAST_WORDS {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

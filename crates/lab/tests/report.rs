@@ -734,6 +734,27 @@ fn a_browser_draws_the_report_and_answers_the_reader() {
 }
 
 #[test]
+fn what_the_host_reaches_is_a_line_across_the_bars_of_its_load() {
+    let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    for (of, expected) in [(Stack::Egret, 0), (Stack::Host, 1)] {
+        let mut run = run(|_| {});
+        run.plan.subjects[2].stack = of;
+        egret_lab::report::write(&run, directory.path()).expect("a report");
+        browser.open(&directory.path().join("report.html"));
+        let all = "[...document.querySelectorAll('#chart-2a svg path[stroke-dasharray]')]";
+        let dashed = format!("{all}.filter(one => one.getBBox().height > 0).length");
+        assert_eq!(browser.evaluate(&dashed), expected, "{of:?}");
+    }
+    let across = browser.evaluate(
+        "(() => { const { series, yAxis } = echarts.getInstanceByDom(document.querySelector('#chart-2a .chart')).getOption(); \
+         const [bars, host] = ['bar', 'the host'].map(one => series.find(all => all.type === one || all.name === one).data); \
+         return host.slice(0, 2).map(([value, key]) => [bars.findIndex(bar => bar.value === value), yAxis[0].data.indexOf(key)]); })()",
+    );
+    assert_eq!(across, serde_json::json!([[3, 0], [3, 4]]), "from the heading to the last, at its own bar's end");
+}
+
+#[test]
 fn a_click_on_what_a_chart_shows_leads_to_its_runs() {
     let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
     let directory = tempfile::tempdir().expect("a directory");

@@ -14,7 +14,8 @@ const IMPATIENT: ClientOptions = ClientOptions { patience: PATIENCE, event_idx: 
 const BOTH: [Waiting; 2] = [Waiting::Polling, Waiting::Blocking];
 
 fn complaint(puppet: &Puppet) -> String {
-    let connected = Client::connect(&puppet.socket, IMPATIENT).and_then(|client| client.start(Shape::default()));
+    let connected =
+        Client::connect(&puppet.socket, ClientOptions::default()).and_then(|client| client.start(Shape::default()));
     connected.err().expect("nothing to connect to").to_string()
 }
 
@@ -104,8 +105,9 @@ fn a_server_without_acknowledgements_and_memory_slots_serves_as_well() {
     let mut job = job(&puppet, &spec);
     let mut tally = job.tally();
     let span = Span { ramp: Duration::ZERO, length: Duration::from_millis(20) };
-    job.run(span, &mut tally, &mut |_| ()).unwrap();
-    assert!(tally.requests() > 0);
+    while tally.requests() == 0 {
+        job.run(span, &mut tally, &mut |_| ()).unwrap();
+    }
 }
 
 #[test]

@@ -52,7 +52,7 @@ impl Daemon {
     /// Removes a blockdev and closes its image.
     ///
     /// # Errors
-    /// There is none of this name, or it is in use.
+    /// There is none of this name, it is in use, or it does not answer.
     pub fn remove_blockdev(&mut self, node_name: &str) -> Result<(), ChangeError> {
         let name = || node_name.to_owned();
         if !self.config.node_names().contains(&node_name) {
@@ -83,6 +83,9 @@ impl Daemon {
         if let Some(node) = used {
             return Err(ChangeError::NodeInUse(node));
         }
+        if let Some(disk) = self.disks.get(node_name) {
+            self.calls.make_stable(node_name, disk)?;
+        }
         self.config.blockdevs.remove(at);
         let left = self.config.node_names();
         self.throttle_groups.retain(|name, _| left.contains(&name.as_str()));
@@ -101,10 +104,12 @@ impl Daemon {
         let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
         let exported = config.exports.iter().flat_map(schema::Export::node_names).map(|(_, node)| node);
         let wanted: Vec<&str> = exported.chain(tops.filter(|name| !below.contains(name))).collect();
+        let calls = &self.calls;
         self.disks.retain(|name, disk| {
             let stays = wanted.contains(&name.as_str()) || self.teardowns.export_of(name).is_some();
-            if !stays {
-                make_stable(name, disk);
+            // One that does not answer is closed by who waits for it.
+            if !stays && let Err(e) = calls.make_stable(name, disk) {
+                tracing::error!("{e}");
             }
             stays
         });
@@ -130,7 +135,7 @@ impl Daemon {
                     }
                     // Who reads may go on with what was opened for another that wrote.
                     (None, Some(_)) => continue,
-                    (_, None) => make_stable(name, &self.disks[name]),
+                    (_, None) => self.calls.make_stable(name, disk)?,
                 }
                 // The locks of one that is open would be in the way of the other.
                 self.disks.remove(name);
@@ -192,15 +197,19 @@ impl Daemon {
                 return failed("it is open for reading alone, and cannot grow".to_owned());
             }
         }
-        let grow = |disk: &Arc<Disk>| -> Result<u64, String> {
+        let of = Arc::clone(disk);
+        let sized = move || {
+            if !is_file {
+                return of.refresh_size().map_err(|e| e.to_string());
+            }
             // One that is inactive here may be locked by whoever has it active.
-            let _active = disk.activate().map_err(|e| e.cause.to_string())?;
-            disk.grow(bytes).map_err(|e| e.to_string())
+            let _active = of.activate().map_err(|e| e.cause.to_string())?;
+            of.grow(bytes).map_err(|e| e.to_string())
         };
-        let sized = if is_file { grow(disk) } else { disk.refresh_size().map_err(|e| e.to_string()) };
-        let size = match sized {
-            Ok(size) => size,
-            Err(e) => return failed(format!("cannot be resized: {e}")),
+        let size = match self.calls.run(&disk.options().driver, "it could not be resized", sized) {
+            Ok(Ok(size)) => size,
+            Ok(Err(e)) => return failed(format!("cannot be resized: {e}")),
+            Err(why) => return failed(why.to_string()),
         };
         let running = exports.filter_map(|object| Some((object, self.exports.get(&object.id)?)));
         // Who connects later reads the size that there is then.
@@ -239,13 +248,6 @@ fn announce_size(object: &schema::Export, export: &egret_export::Export, node_na
     }
     let lun = object.luns().iter().find(|lun| lun.node_name == node_name);
     lun.is_some_and(|lun| export.resize_lun(super::scsi::address_of(lun), bytes).is_ok())
-}
-
-/// Sees to it that what was written is on stable storage, before an image is closed.
-pub(super) fn make_stable(name: &str, disk: &Disk) {
-    if let Err(e) = disk.flush() {
-        tracing::error!("blockdev '{name}': the last flush failed: {e}");
-    }
 }
 
 /// When an image is locked.

@@ -5,6 +5,7 @@ use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::schema::{Descriptor, ObjectError};
 
 use super::FdSetError;
+use super::calls::Unanswered;
 use super::reservations::PrFileError;
 use crate::process::InheritError;
 
@@ -14,28 +15,9 @@ pub enum StartError {
     /// A disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] egret_disk::OpenError),
-    /// A disk hangs.
-    #[error(
-        "blockdev '{node}': '{path}' does not answer: it could not be opened in {seconds} s; try again when its disk is well"
-    )]
-    Hangs {
-        /// The blockdev.
-        node: String,
-        /// Its image.
-        path: String,
-        /// How long was waited for it.
-        seconds: u64,
-    },
-    /// There is no room for a disk that might hang.
-    #[error(
-        "blockdev '{0}': {most} attempts to open disks that hang have not ended, and there is no room for another; \
-         try again when one of those disks is well",
-        most = super::openings::MOST
-    )]
-    OthersHang(String),
-    /// A disk cannot be opened, for want of a thread.
-    #[error("blockdev '{0}': no thread to open it: {1}")]
-    NoThread(String, std::io::Error),
+    /// A disk is not waited for.
+    #[error("blockdev '{0}': {1}")]
+    Unanswered(String, #[source] Unanswered),
     /// A disk cannot be opened through a set of descriptors.
     #[error("blockdev '{0}': {1}")]
     FdSet(String, #[source] FdSetError),

@@ -190,7 +190,7 @@ impl Daemon {
             None => Ok((None, None)),
         }
         .map_err(explain)?;
-        let image = self.openings.open(options, handed)?;
+        let image = self.calls.open(options, handed)?;
         let disk = match old {
             None => Disk::of(options, image)?,
             Some(old) => old.reopen_as(options, image)?,

@@ -3,7 +3,7 @@
 //! | module | adds, changes and removes |
 //! |---|---|
 //! | `io_threads` | loops, each on a thread of its own |
-//! | `disks` | images that are open |
+//! | `disks`, `calls` | images that are open, and what waits for one that may hang |
 //! | `remote` | images of clusters, as their options say |
 //! | `exports` | disks offered at an address |
 //! | `nbd` | the server that has exports over NBD |
@@ -11,7 +11,6 @@
 //! | `reservations` | files that reservations are kept in |
 //! | `limits` | limits on disks |
 //! | `fd_sets` | descriptors that were handed over, to open images through |
-//! | `openings` | images that are opened while others are served |
 //! | `live` | which I/O threads and disks queues use while they run |
 //! | `teardowns` | exports and units that drain before they are gone |
 //! | `ending` | everything, at the end |
@@ -21,6 +20,7 @@
 //! it was when it fails.
 
 mod activity;
+mod calls;
 mod counter_registry;
 mod credentials;
 mod disks;
@@ -34,7 +34,6 @@ mod limits;
 mod live;
 mod luns;
 mod nbd;
-mod openings;
 mod remote;
 mod reservations;
 mod scsi;
@@ -53,6 +52,7 @@ use egret_vocabulary::schema::{AddFd, Addr, FdAddr};
 use egret_vring::memory::{MemoryBudget, MemoryLimits};
 
 use crate::process::{Inherited, Patience};
+use calls::{Calls, PATIENCE};
 pub use counter_registry::{CounterRegistry, IoThreadCounters, Time, Watched};
 pub use credentials::Credentials;
 pub use error::{ChangeError, StartError};
@@ -61,7 +61,6 @@ pub use failures::{DiskFailure, Failures, RequestTimeout};
 use fd_sets::FdSets;
 pub use fd_sets::{FdSetError, FdSetShown};
 use io_threads::RunningIoThread;
-use openings::{Openings, PATIENCE};
 pub(crate) use remote::cluster_of;
 use scsi::KeptUnit;
 pub use statistics::DiskState;
@@ -91,7 +90,7 @@ pub struct Daemon {
     /// What is mapped of guests' memory for all exports.
     memory: Arc<MemoryBudget>,
     fd_sets: FdSets,
-    openings: Openings,
+    calls: Calls,
     /// What disks and the NBD server encrypt by.
     credentials: Credentials,
     /// It outlives its exports.
@@ -130,7 +129,7 @@ impl Daemon {
                 "--memory-max",
             ),
             fd_sets: FdSets::default(),
-            openings: Openings::default(),
+            calls: Calls::default(),
             credentials: match inherited.take_credentials() {
                 Some(read) => read,
                 None => Credentials::read(config)?,
@@ -159,7 +158,7 @@ impl Daemon {
             new.start_export(export, socket)?;
         }
         new.nbd_server.iter().for_each(NbdServer::open);
-        new.openings.limit(PATIENCE);
+        new.calls.limit(PATIENCE);
         Ok(new)
     }
 

@@ -102,7 +102,7 @@ impl Calls {
 /// A thread's kind, by its name when it is confined.
 fn kind_of(name: &str) -> ThreadKind {
     match name {
-        "egret" | "egret-changes" | "egret-opening" | "egret-teardown" | "egret-reopened" | "egret-ending" => {
+        "egret" | "egret-changes" | "egret-call" | "egret-teardown" | "egret-reopened" | "egret-ending" => {
             ThreadKind::Control
         }
         "egret-metrics" => ThreadKind::Metrics,

@@ -87,7 +87,7 @@ fn a_ring_that_is_drained_or_has_no_record_leaves_nothing() {
 fn a_ring_that_waits_for_its_disk_alone_lets_its_thread_sleep() {
     for shape in Rings::all() {
         let io = IoThread::start();
-        let driver = Driver::Null { size: DISK, latency: Nanos::from_millis(200), read_zeroes: true };
+        let driver = Driver::Null { size: DISK, latency: Nanos::from_millis(1000), read_zeroes: true };
         let (ours, export) = blk(&io, Arc::new(Disk::open(&Options::new("slow", driver)).unwrap()));
         let config = InflightConfig { queues: 2, queue_size: shape.size, packed: shape.packed };
         let record = Region::anonymous(0, config.bytes()).unwrap();

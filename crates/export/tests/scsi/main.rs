@@ -66,7 +66,7 @@ fn buffers_for_events_stay_in_the_ring_when_the_queue_stops() {
 #[test]
 fn a_reset_of_a_unit_is_answered_after_the_commands_that_it_ends() {
     let io = IoThread::start();
-    let (mut machine, _export) = started(&io, Nanos::from_millis(50));
+    let (mut machine, _export) = started(&io, Nanos::from_millis(500));
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
     machine.send(FIRST, &READ, 4096);
     // The request is on its way when the task is found: wait for that, by asking.

@@ -520,7 +520,7 @@ fn an_export_does_not_stay_stopped_by_a_queue_that_stops_while_it_tries_its_only
         // There is no space for the first write.
         let blkdebug = failing_writes(Errno::NOSPC, Some(1));
         // So slow that another guest's COMPARE AND WRITE is under way when there is a try, which waits for that.
-        let driver = Driver::Null { size: 64 * MIB, latency: Nanos::from_millis(1000), read_zeroes: true };
+        let driver = Driver::Null { size: 64 * MIB, latency: Nanos::from_millis(2500), read_zeroes: true };
         let disk = Arc::new(Disk::open(&Options { blkdebug, ..Options::new("full", driver) }).unwrap());
         let mut shared = Shared::of(disk, memory_disk(true).1, recorded);
         let ([first, second], [one, _]) = (&mut shared.machines, &shared.exports);

@@ -55,7 +55,7 @@ fn chains_of_a_mebibyte_are_taken_in_one_a_turn_however_many_are_there() {
 fn a_reset_ends_commands_that_were_available_before_it_and_took_more_than_a_turn_to_take_in() {
     let io = IoThread::start();
     for layout in [Layout::Split, Layout::Packed] {
-        let (mut machine, _export) = started_with(&io, disk(Nanos::from_millis(20)), layout);
+        let (mut machine, _export) = started_with(&io, disk(Nanos::from_millis(500)), layout);
         assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
         machine.command(FIRST, &READ, 4096);
         repeat_with_a_mebibyte(&mut machine);

@@ -75,7 +75,7 @@ pub fn ask(machine: &mut Machine, function: u8) -> u8 {
 #[test]
 fn a_function_is_answered_after_a_command_of_another_thread_that_it_ends() {
     let io = two_threads();
-    let (mut machine, _export) = two_queues(&io, Nanos::from_millis(30));
+    let (mut machine, _export) = two_queues(&io, Nanos::from_millis(500));
     for (function, ended) in [(ABORT_TASK, 2), (UNIT_RESET, 4)] {
         send(&mut machine, &read(ELSEWHERE));
         while ask(&mut machine, QUERY_TASK) != 10 {}
@@ -120,7 +120,7 @@ fn a_queue_that_stops_breaks_or_is_left_behind_leaves_no_function_waiting() {
         |_| {},
     ];
     for (at, end) in ends.iter().enumerate() {
-        let (mut machine, export) = two_queues(&io, Nanos::from_millis(30));
+        let (mut machine, export) = two_queues(&io, Nanos::from_millis(500));
         send(&mut machine, &read(ELSEWHERE));
         while ask(&mut machine, QUERY_TASK) != 10 {}
         machine.manage(ABORT_TASK);

@@ -34,6 +34,8 @@ const SECTIONS: [(&str, &str); 8] = [
 #[derive(Serialize)]
 struct Data<'a> {
     subjects: &'a [&'a str],
+    /// Of them, those that the others are held against: fio on the host.
+    hosts: Vec<&'a str>,
     figures: &'a [Figure],
     points: &'a [OperatingPoint],
     relations: Vec<Related>,
@@ -47,6 +49,7 @@ pub fn page(analysis: &Analysis<'_>, raw: &Raw) -> String {
     let (run, figures, points) = (analysis.run, analysis.figures(), analysis.operating_points());
     let data = Data {
         subjects: &analysis.subjects,
+        hosts: analysis.subjects.iter().copied().filter(|name| analysis.stack(name) == Some(Stack::Host)).collect(),
         figures: &figures,
         points: &points,
         relations: analysis.relations(),

@@ -134,9 +134,8 @@ fn failed(reason: &dyn std::fmt::Display, servers: &[Process]) -> Unable {
 pub(super) fn await_listeners(servers: &mut [Process], sockets: &[&PathBuf]) -> Result<(), Unable> {
     let begin = Instant::now();
     while !are_listening(sockets) {
-        if let Some(status) = servers.iter_mut().find_map(Process::ended) {
-            // Its last output may arrive after its exit.
-            std::thread::sleep(Duration::from_millis(20));
+        let ended = |server: &mut Process| server.ended().inspect(|_| server.hear_out());
+        if let Some(status) = servers.iter_mut().find_map(ended) {
             let said = servers.iter().flat_map(Process::log).next_back();
             return Err(failed(&format!("the server ended with {status}: {}", said.unwrap_or_default()), servers));
         }

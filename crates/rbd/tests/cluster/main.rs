@@ -310,7 +310,7 @@ fn requests_wait_out_an_outage_and_nothing_that_waits_for_the_cluster_waits_for_
     let Some(ceph) = Ceph::start() else { return };
     ceph.run("rbd create kept --size 16M");
     let mut kept = options(&ceph, "kept");
-    kept.cluster.connect_timeout = Duration::from_secs(3);
+    kept.cluster.connect_timeout = Duration::from_secs(5);
     let disk = open(&kept).unwrap();
     let mut rig = Rig::new(&disk);
     rig.write(0, &[1; 4096]).unwrap();

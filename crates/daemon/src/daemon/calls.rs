@@ -1,0 +1,145 @@
+//! Calls of files that may hang, while the daemon serves others: each by a thread of its own, for a disk that hangs has
+//! whoever asks it for anything wait, and nothing calls that off.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use egret_confine::{Bounds, ThreadKind};
+use egret_disk::{Disk, Driver, Image, Options};
+
+use super::StartError;
+
+/// How long a call is waited for.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// Calls that may hang at a time. Each costs a thread, and a descriptor.
+const MOST: usize = 8;
+
+/// Why nobody waits for a call.
+#[derive(Debug, thiserror::Error)]
+pub enum Unanswered {
+    /// It has not ended.
+    #[error("'{path}' does not answer: {failed} in {seconds} s; try again when its disk is well", path = .path.display())]
+    Hangs {
+        /// The file.
+        path: PathBuf,
+        /// What could not be done.
+        failed: &'static str,
+        /// How long was waited for it.
+        seconds: u64,
+    },
+    /// There is no room for one that might hang.
+    #[error(
+        "{MOST} calls of disks that hang have not ended, and there is no room for another; try again when one of those \
+         disks is well"
+    )]
+    OthersHang,
+    /// Nobody is there to make it.
+    #[error("no thread to wait for its disk: {0}")]
+    NoThread(std::io::Error),
+}
+
+/// What is being waited for.
+#[derive(Default)]
+pub(super) struct Calls {
+    /// How long a call is waited for; before the daemon serves anybody, as long as it takes.
+    patience: Option<Duration>,
+    /// Each call that has not ended has one more of it.
+    going: Arc<()>,
+}
+
+impl Calls {
+    /// Has a call waited for no longer than that, from here on.
+    pub(super) fn limit(&mut self, patience: Duration) {
+        self.patience = Some(patience);
+    }
+
+    /// Opens an image, or gives it up. What was given up goes on, and closes what it has opened when that is open.
+    pub(super) fn open(&self, options: &Options, handed: Option<File>) -> Result<Image, StartError> {
+        let (name, of) = (options.node_name.clone(), options.clone());
+        let opened = self.run(&options.driver, "it could not be opened", move || Image::open(&of, handed));
+        Ok(opened.map_err(|why| StartError::Unanswered(name, why))??)
+    }
+
+    /// Sees to it that what was written is on stable storage, before an image is closed. An image that is given up is open
+    /// until that has ended.
+    pub(super) fn make_stable(&self, name: &str, disk: &Arc<Disk>) -> Result<(), StartError> {
+        let of = Arc::clone(disk);
+        let failed = "what was written could not be made stable";
+        match self.run(&disk.options().driver, failed, move || of.flush()) {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => tracing::error!("blockdev '{name}': the last flush failed: {e}"),
+            Err(why) => return Err(StartError::Unanswered(name.to_owned(), why)),
+        }
+        Ok(())
+    }
+
+    /// Makes a call, and waits for what it returns. Other images than files have a patience of their own.
+    pub(super) fn run<T: Send + 'static>(
+        &self,
+        driver: &Driver,
+        failed: &'static str,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Unanswered> {
+        let (Some(patience), Driver::File { filename } | Driver::HostDevice { filename }) = (self.patience, driver)
+        else {
+            return Ok(call());
+        };
+        if Arc::strong_count(&self.going) > MOST {
+            return Err(Unanswered::OthersHang);
+        }
+        let bounds = Bounds::of_this_thread();
+        let (ended, received) = channel();
+        let going = Arc::clone(&self.going);
+        let thread = move || {
+            bounds.narrow(ThreadKind::Control);
+            let _ = ended.send(call());
+            drop(going);
+        };
+        let spawned = std::thread::Builder::new().name("egret-call".to_owned()).stack_size(256 << 10).spawn(thread);
+        spawned.map_err(Unanswered::NoThread)?;
+        received.recv_timeout(patience).map_err(|e| match e {
+            RecvTimeoutError::Timeout => {
+                Unanswered::Hangs { path: filename.clone(), failed, seconds: patience.as_secs() }
+            }
+            RecvTimeoutError::Disconnected => panic!("a call of '{}' has panicked", filename.display()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_hangs_is_given_up_and_so_many_may_hang_until_one_is_well() {
+        let (mut calls, file) = (Calls::default(), Driver::File { filename: "/x".into() });
+        let here = std::thread::current().id();
+        let runs_here = |calls: &Calls, driver| calls.run(driver, "", || std::thread::current().id()).unwrap() == here;
+        assert!(runs_here(&calls, &file));
+        calls.limit(Duration::MAX);
+        let null = Driver::Null { size: 0, latency: egret_event_loop::Nanos::ZERO, read_zeroes: true };
+        assert!(runs_here(&calls, &null) && !runs_here(&calls, &file));
+        calls.limit(Duration::from_millis(1));
+        let hung: Vec<_> = (0..MOST)
+            .map(|_| {
+                let (well, is_well) = channel::<()>();
+                let error = calls.run(&file, "it could not be had", move || is_well.recv()).unwrap_err();
+                assert_eq!(
+                    error.to_string(),
+                    "'/x' does not answer: it could not be had in 0 s; try again when its disk is well"
+                );
+                well
+            })
+            .collect();
+        calls.limit(Duration::MAX);
+        let error = calls.run(&file, "", || ()).unwrap_err().to_string();
+        assert!(error.starts_with("8 calls of disks that hang have not ended"), "{error}");
+        drop(hung);
+        while calls.run(&file, "", || ()).is_err() {
+            std::thread::yield_now();
+        }
+    }
+}
