@@ -378,7 +378,9 @@ fn a_disk_that_hangs_is_neither_closed_nor_resized_and_others_are_until_it_is_we
     }
     let scratch = Scratch::new();
     let (faulty, monitor) = (scratch.fault_disk(8 * MIB), scratch.path("qmp"));
-    let server = Server::start(&Program::egret(), &Options::new().monitor("m", &monitor));
+    let reach = monitor.parent().unwrap().display();
+    let options = Options::new().monitor("m", &monitor).words([format!("--sandbox-dir={reach}")]);
+    let server = Server::start(&Program::egret(), &options);
     let mut qmp = Qmp::connect(&monitor);
     let node = |name: &str, path: &Path| json!({"driver": "file", "node-name": name, "filename": path, "aio": "threads", "auto-read-only": false});
     qmp.run("blockdev-add", node("d0", &faulty.path()));
