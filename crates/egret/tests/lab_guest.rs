@@ -49,8 +49,8 @@ fn fio_in_a_guest_measures_virtio_blk_served_by_egret() {
         return;
     }
     let lab = Lab::new();
-    let mut deployment = lab.deploy("server = 'egret'\nblockdev = { aio = 'io_uring' }", &beside(1));
-    let cores = fio_measures(&lab, deployment.as_mut(), 1);
+    let mut deployment = lab.deploy("server = 'egret'\nblockdev = { aio = 'io_uring' }", &beside(100));
+    let cores = fio_measures(&lab, deployment.as_mut(), 100);
     assert_eq!(cores, Some(1), "of Egret's I/O thread, and none of QEMU's");
 }
 
