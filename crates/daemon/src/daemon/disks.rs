@@ -85,6 +85,7 @@ impl Daemon {
         }
         if let Some(disk) = self.disks.get(node_name) {
             self.calls.make_stable(node_name, disk)?;
+            self.disks.remove(node_name);
         }
         self.config.blockdevs.remove(at);
         let left = self.config.node_names();
