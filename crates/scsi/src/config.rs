@@ -241,10 +241,12 @@ mod tests {
     fn a_configuration_that_cannot_be_says_what_would_be_right() {
         let says = |config: LunConfig| config.check().unwrap_err().to_string();
         assert_eq!(good().check(), Ok(()));
-        assert_eq!(
-            says(LunConfig { logical_block_bytes: 500, ..good() }),
-            "logical block size must be a power of two in 512..=65536, got 500"
-        );
+        for bytes in [500, 600, 256, 1 << 17] {
+            assert_eq!(
+                says(LunConfig { logical_block_bytes: bytes, ..good() }),
+                format!("logical block size must be a power of two in 512..=65536, got {bytes}")
+            );
+        }
         assert_eq!(
             says(LunConfig { logical_block_bytes: 4096, ..good() }),
             "physical block size 512 must be at least the logical block size 4096"
@@ -269,6 +271,26 @@ mod tests {
             says(LunConfig { max_write_zeroes_bytes: 0, ..good() }),
             "largest write of zeroes of 0 bytes is less than one block of 512"
         );
+    }
+
+    #[test]
+    fn one_block_is_enough_for_a_capacity_and_for_every_limit() {
+        let one = DiscardConfig {
+            max_bytes: 512,
+            granularity_bytes: 512,
+            alignment_bytes: 0,
+            max_descriptors: 1,
+            reads_zeroes: false,
+        };
+        let least = LunConfig {
+            capacity_bytes: 512,
+            discard: Some(one),
+            max_write_zeroes_bytes: 512,
+            max_write_same_bytes: 512,
+            max_transfer_bytes: 512,
+            ..good()
+        };
+        assert_eq!(least.check(), Ok(()));
     }
 
     #[test]

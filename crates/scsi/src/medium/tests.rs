@@ -110,11 +110,19 @@ fn what_is_not_on_the_medium_is_out_of_range_and_the_first_such_address_is_told(
 #[test]
 fn a_length_of_zero_is_good_and_does_nothing() {
     let mut rig = rig();
-    for code in [0x28, 0x2a, 0x2e, 0x2f] {
-        assert_eq!(rig.run(&cdb10(code, 0, BLOCKS as u32, 0), &[], 0).good(), []);
+    let length_10 = |code, flags| cdb10(code, flags, BLOCKS as u32, 0);
+    for cdb in [
+        &length_10(0x28, 0)[..],
+        &length_10(0x2a, 0),
+        &length_10(0x2e, 0),
+        &length_10(0x2f, 0),
+        &length_10(0x2f, 0x02),
+        &length_10(0x2f, 0x06),
+        &compare_and_write(0, 0, 0),
+    ] {
+        assert_eq!(rig.run(cdb, &[], 0).good(), [], "{cdb:02x?}");
+        assert_eq!(rig.ops, [], "{cdb:02x?}");
     }
-    rig.run(&compare_and_write(0, 0, 0), &[], 0).good();
-    assert_eq!(rig.ops, []);
 }
 
 #[test]
@@ -127,7 +135,7 @@ fn buffers_that_are_too_short_are_an_overrun_and_nothing_happens() {
     assert_eq!(rig.overrun(&cdb10(0x2f, 0x02, 0, 2), &pattern(1), 0), two);
     assert_eq!(rig.overrun(&cdb10(0x2f, 0x06, 0, 2), &[1], 0), BLOCK as u64);
     assert_eq!(rig.overrun(&cdb10(0x41, 0, 0, 2), &[1], 0), BLOCK as u64);
-    assert_eq!(rig.overrun(&compare_and_write(0, 1, 0), &pattern(1), 0), two);
+    assert_eq!(rig.overrun(&compare_and_write(0, 1, 0), &pattern(2)[1..], 0), two);
     assert_eq!(rig.overrun(&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], &[0; 23], 0), 24);
     assert_eq!(rig.ops, []);
 }
@@ -136,7 +144,8 @@ fn buffers_that_are_too_short_are_an_overrun_and_nothing_happens() {
 #[test]
 fn more_than_the_maximum_transfer_length_is_refused() {
     let mut rig = Rig::new(LunConfig { max_transfer_bytes: 4096, ..config() });
-    rig.run(&cdb10(0x28, 0, 0, 8), &[], 4096).good();
+    rig.run(&cdb10(0x28, 0, 9, 8), &[], 4096).good();
+    assert_eq!(rig.run(&[0x08, 0, 0, 0, 9, 0], &[], 8192).sense(), Sense::cdb(4));
     assert_eq!(rig.run(&cdb10(0x28, 0, 0, 9), &[], 8192).sense(), Sense::cdb(7));
     assert_eq!(rig.run(&cdb12(0xaf, 0, 0, 9), &[], 0).sense(), Sense::cdb(6));
     assert_eq!(rig.run(&cdb16(0x8a, 0, 0, 9), &pattern(9), 0).sense(), Sense::cdb(10));
@@ -371,6 +380,7 @@ fn write_same_of_no_blocks_or_too_many_or_without_unmapping_is_refused() {
     assert_eq!(rig.run(&cdb16(0x93, 0x18, 0, 1), &out, 0).sense(), Sense::cdb(1).bit(4));
     let mut rig = Rig::new(LunConfig { max_write_same_bytes: 4096, discard: None, ..config() });
     assert_eq!(rig.run(&cdb16(0x93, 0, 0, 9), &out, 0).sense(), Sense::cdb(10));
+    rig.run(&cdb16(0x93, 0, 0, 8), &out, 0).good();
     assert_eq!(rig.run(&cdb16(0x93, 0x08, 0, 1), &out, 0).sense(), Sense::cdb(1).bit(3));
 }
 
@@ -395,6 +405,10 @@ fn unmap_discards_every_range_in_turn_and_no_more_at_once_than_the_disk_takes() 
     assert_eq!(rig.run(&cdb, &list, 0).moved, list.len() as u64);
     let (op, k) = (Op::Discard, 1024);
     assert_eq!(rig.ops, [(op, 50 * k, 64 * k), (op, 114 * k, 36 * k), (op, 0, 512)]);
+    // As much as one UNMAP may have, and as far as the medium goes.
+    let (cdb, list) = unmap(&[(512, 256), (768, 256)]);
+    rig.run(&cdb, &list, 0).good();
+    assert_eq!(rig.ops, [256, 320, 384, 448].map(|at| (op, at * k, 64 * k)));
 }
 
 /// SBC-4, UNMAP command.
@@ -490,6 +504,9 @@ fn only_a_removable_medium_can_be_ejected_and_only_if_nobody_prevents_it() {
     let other = rig.other(2);
     rig.run_as(&other, &[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
     assert_eq!(rig.run(&start_stop(2), &[], 0).sense(), Sense::illegal(Code::REMOVAL_PREVENTED));
+    for ejects_nothing in [3, 0, 1] {
+        rig.run(&start_stop(ejects_nothing), &[], 0).good();
+    }
     rig.run_as(&other, &[0x1e, 0, 0, 0, 0, 0], &[], 0).good();
     rig.run(&start_stop(2), &[], 0).good();
     let gone = Sense::new(Key::NotReady, Code::NO_MEDIUM);
@@ -497,6 +514,10 @@ fn only_a_removable_medium_can_be_ejected_and_only_if_nobody_prevents_it() {
     assert_eq!(rig.run(&start_stop(1), &[], 0).sense(), gone);
     rig.run(&start_stop(3), &[], 0).good();
     rig.run(&[0; 6], &[], 0).good();
+    // Who has gone for good prevents nothing.
+    rig.run_as(&other, &[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
+    rig.unit.detach(other.id());
+    rig.run(&start_stop(2), &[], 0).good();
 }
 
 /// SPC-5, PREVENT ALLOW MEDIUM REMOVAL command.
