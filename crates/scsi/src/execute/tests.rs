@@ -100,8 +100,8 @@ fn a_write_that_overlaps_a_compare_and_write_waits_for_its_end_and_others_do_not
     let (mut alone, mut over, mut beside) = (Command::new(), Command::new(), Command::new());
     let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
     assert!(is_disk(begin(&rig, &mut alone, &rig.nexus, &compare_and_write(5), &data), Op::Read));
-    let write = cdb10(0x2a, 0, 4, 2);
-    assert_eq!(begin(&rig, &mut over, &rig.nexus, &write, &[1; 2 * BLOCK]), Step::Wait);
+    let write = cdb10(0x2a, 0, 0, 6);
+    assert_eq!(begin(&rig, &mut over, &rig.nexus, &write, &[1; 6 * BLOCK]), Step::Wait);
     assert_eq!(rig.unit.retry(&mut over, &rig.nexus, Waker::noop()), Step::Wait);
     assert!(is_disk(begin(&rig, &mut beside, &rig.nexus, &cdb10(0x2a, 0, 6, 1), &[1; BLOCK]), WRITE));
     assert!(good(rig.unit.step(&mut beside, OK, &&[1; BLOCK][..])));
@@ -115,7 +115,7 @@ fn a_write_that_overlaps_a_compare_and_write_waits_for_its_end_and_others_do_not
     assert_eq!(rig.unit.retry(&mut over, &rig.nexus, Waker::noop()), Step::Wait);
     assert!(good(rig.unit.step(&mut alone, OK, &&data[..])));
     assert!(is_disk(rig.unit.retry(&mut over, &rig.nexus, Waker::noop()), WRITE));
-    assert!(good(rig.unit.step(&mut over, OK, &&[1; 2 * BLOCK][..])));
+    assert!(good(rig.unit.step(&mut over, OK, &&[1; 6 * BLOCK][..])));
 }
 
 /// SBC-4, COMPARE AND WRITE command.
@@ -307,15 +307,19 @@ fn nobody_waits_for_what_is_put_off_and_it_waits_for_others_when_it_goes_on() {
     let rig = Rig::new(config());
     let other = rig.other(2);
     let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
-    for cdb in [&cdb10(0x2a, 0, 5, 1)[..], &cdb16(0x8e, 0, 5, 1), &compare_and_write(5)] {
+    let write_same = cdb16(0x93, 0, 5, 1);
+    for cdb in [&cdb10(0x2a, 0, 5, 1)[..], &cdb16(0x8e, 0, 5, 1), &write_same, &compare_and_write(5)] {
         let (mut put_off, op) = suspended(&rig, &rig.nexus, cdb, &data);
+        // What memory it had its caller may not know any more.
+        let mut out = DiskOp { memory: Memory::None, ..op };
         let mut alone = Command::new();
         assert!(is_disk(begin(&rig, &mut alone, &other, &compare_and_write(5), &data), Op::Read), "{cdb:02x?}");
-        let readmit = |command: &mut Command| rig.unit.readmit(command, &rig.nexus, &mut { op }, Waker::noop());
+        let mut readmit = |command: &mut Command| rig.unit.readmit(command, &rig.nexus, &mut out, Waker::noop());
         assert_eq!(readmit(&mut put_off), Some(Step::Wait), "{cdb:02x?}");
         rig.unit.abort(&mut alone);
         let next = readmit(&mut put_off);
-        assert!(next.is_none_or(|next| next == Step::Disk(op)), "{cdb:02x?}: {next:?}");
+        assert_eq!(next, Some(Step::Disk(op)).filter(|_| op.memory == Memory::Scratch), "{cdb:02x?}");
+        assert_eq!(out.op, op.op, "there is a write cache");
         // It is in again.
         assert_eq!(begin(&rig, &mut alone, &other, &compare_and_write(5), &data), Step::Wait, "{cdb:02x?}");
         rig.unit.abort(&mut put_off);
@@ -535,7 +539,10 @@ fn memory_is_taken_when_an_operation_runs_and_given_back_when_it_has_ended() {
         let Step::Disk(op) = begin(&rig, &mut command, &rig.nexus, &cdb, &block) else { panic!("{cdb:02x?}") };
         assert_eq!((op.memory, op.len, command.scratch.capacity()), (Memory::Scratch, MAX_SCRATCH, 0));
         command.scratch(&&block[..]).iter_mut().for_each(|byte| *byte = 7);
-        assert_eq!(command.scratch(&&block[..]).len() as u64, MAX_SCRATCH);
+        // Who runs it may have it elsewhere meanwhile.
+        let taken = std::mem::take(command.scratch(&&block[..]));
+        assert_eq!(taken.len() as u64, MAX_SCRATCH);
+        command.put_scratch(taken);
         let is_next = matches!(rig.unit.step(&mut command, OK, &&block[..]), Step::Disk(op) if op.len == MAX_SCRATCH);
         assert!(is_next && command.scratch.capacity() == 0, "{cdb:02x?}");
         command.scratch(&&block[..]);
@@ -577,6 +584,13 @@ fn of_a_parameter_list_no_more_is_read_than_can_mean_something() {
 fn a_step_of_a_command_that_has_nothing_out_is_the_caller_s_mistake() {
     let rig = Rig::new(config());
     let _ = rig.unit.step(&mut Command::new(), Ok(()), &&[][..]);
+}
+
+#[test]
+#[should_panic(expected = "a command that is not waiting")]
+fn to_try_a_command_again_that_does_not_wait_is_the_caller_s_mistake() {
+    let rig = Rig::new(config());
+    let _ = rig.unit.retry(&mut Command::new(), &rig.nexus, Waker::noop());
 }
 
 proptest! {
