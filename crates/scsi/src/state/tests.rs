@@ -138,6 +138,54 @@ fn a_reservation_that_is_for_all_stays_while_others_hold_it_though_its_maker_mov
     assert!(!stranger.flags().has(Flags::NO_WRITE), "nobody could release it");
 }
 
+#[test]
+fn a_reservation_that_is_for_all_is_joined_where_there_is_one_of_the_same_type_and_no_other() {
+    let other = NexusId { initiator: 9, port: 1 };
+    for theirs in Type::ALL {
+        for own in Type::ALL {
+            let ((from, _), (to, _)) = (unit(A), unit(B));
+            for (unit, nexus, kind) in [(&from, A, own), (&to, other, theirs)] {
+                unit.attach(nexus);
+                unit.state().reservations.register(nexus, 0, 7).unwrap();
+                unit.state().reservations.reserve(nexus, 7, Some(kind)).unwrap();
+            }
+            let joins = own == theirs && matches!(own, Type::WriteExclusiveAll | Type::ExclusiveAccessAll);
+            assert_eq!(moved(&from, &to).is_ok(), joins, "{own:?} where there is {theirs:?}");
+            assert_eq!(to.state().reservations.holds(B), joins);
+        }
+    }
+}
+
+#[test]
+fn a_state_that_no_unit_writes_is_none() {
+    let (from, _) = unit(A);
+    for (kind, medium) in [Medium::Ready, Medium::Stopped, Medium::Ejected].into_iter().enumerate() {
+        from.set_medium(medium);
+        let bytes = from.save(A).to_bytes();
+        assert_eq!((bytes[24], UnitState::from_bytes(&bytes).map(|state| state.medium)), (kind as u8, Ok(medium)));
+    }
+    let good = from.save(A).to_bytes();
+    let wrong: [(&str, &[(usize, u8)]); 11] = [
+        ("flag", &[(22, 1 << 6)]),
+        ("unit attention", &[(21, 1 << 2)]),
+        ("field", &[(25, 1)]),
+        ("field", &[(31, 1)]),
+        // One that nobody holds; held without a type, and without one that there is; held, and reserved, by who may not.
+        ("reservation", &[(8, 7), (23, 1)]),
+        ("reservation", &[(8, 7), (23, 2)]),
+        ("reservation", &[(8, 7), (22, HOLDS), (23, 2)]),
+        ("reservation", &[(8, 7), (22, HOLDS)]),
+        ("reservation", &[(22, HOLDS), (23, 1)]),
+        ("reservation", &[(8, 7), (22, RESERVED)]),
+        ("medium", &[(24, 3)]),
+    ];
+    for (what, changes) in wrong {
+        let mut bytes = good;
+        changes.iter().for_each(|(at, byte)| bytes[*at] = *byte);
+        assert_eq!(UnitState::from_bytes(&bytes), Err(UnitStateError::Field(what)), "{changes:02x?}");
+    }
+}
+
 proptest! {
     #[test]
     fn what_is_read_is_what_would_be_written(bytes in any::<[u8; UnitState::BYTES]>(), sane: bool) {
