@@ -345,6 +345,36 @@ fn other_nexuses_are_told_of_a_change_and_the_one_that_made_it_is_not() {
     select_6(&mut rig, &[&[0; 4], &write_through()]).good();
     assert_eq!(other.take_attention().map(|s| s.code), Some(Code::MODE_CHANGED));
     assert_eq!(rig.nexus.take_attention(), None);
+    select_6(&mut rig, &[&[0; 4], &write_through()]).good();
+    assert_eq!(other.take_attention(), None, "it was off already");
+}
+
+/// Whose cache it is that may have something in it is not known of others.
+#[test]
+fn a_cache_that_one_goes_on_without_is_told_of_until_it_is_flushed_if_there_are_others() {
+    for is_shared in [false, true] {
+        let mut rig = Rig::new(config());
+        let _other = is_shared.then(|| rig.other(2));
+        rig.unit.go_on_without_cache(rig.nexus.id());
+        assert!(!rig.unit.write_cache());
+        let told = rig.run(&sense_6(8, 8, 0), &[], 255).good()[6];
+        assert_eq!(told, if is_shared { 4 } else { 0 });
+        select_6(&mut rig, &[&[0; 4], &write_through()]).good();
+        assert_eq!(rig.run(&sense_6(8, 8, 0), &[], 255).good()[6], 0);
+    }
+}
+
+/// SPC-5, MODE SELECT (10) command.
+#[test]
+fn a_list_is_as_long_as_there_can_be_and_a_longer_one_is_refused_whatever_it_begins_with() {
+    let mut rig = Rig::new(config());
+    let pages = [CACHING.repeat(49), CONTROL.repeat(3)].concat();
+    let mut list = [vec![0; 8], pages].concat();
+    assert_eq!(list.len(), LONGEST_LIST);
+    rig.run(&cdb10(0x55, 0x10, 0, 1024), &list, 0).good();
+    list.push(0);
+    let wrong = Sense::illegal(Code::PARAMETER_LIST_LENGTH);
+    assert_eq!(rig.run(&cdb10(0x55, 0x10, 0, 1025), &list, 0).sense(), wrong);
 }
 
 /// SPC-5, MODE SELECT (10) command.
