@@ -213,6 +213,9 @@ mod tests {
         assert_eq!(nexus.take_attention().unwrap().code, Code::CAPACITY_CHANGED);
         assert!(nexus.flags().is_clear());
         assert_eq!(nexus.take_attention(), None);
+        Attention::ALL.into_iter().rev().for_each(|attention| nexus.attend(attention));
+        let told: Vec<_> = std::iter::from_fn(|| nexus.take_attention()).map(|sense| sense.code).collect();
+        assert_eq!(told, Attention::ALL.map(Attention::code), "whichever came first");
     }
 
     #[test]
@@ -231,5 +234,7 @@ mod tests {
         let id = NexusId { initiator: 0xf123, port: 2 }.transport_id();
         assert_eq!(id[..12], [6, 0, 0, 0, 0x30, 0, 0, 0, 0, 0, 0xf1, 0x23]);
         assert_eq!(id[12..], [0; 12]);
+        let most = NexusId { initiator: u64::MAX, port: 2 }.transport_id();
+        assert_eq!(most[4..12], [0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff], "NAA 3 whatever its name");
     }
 }

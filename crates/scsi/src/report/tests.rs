@@ -1,7 +1,8 @@
 use super::*;
-use crate::LunConfig;
+use crate::nexus::Flags;
 use crate::sense::{Code, Key};
 use crate::testing::{LUNS, Rig, config};
+use crate::{DiscardConfig, LunConfig};
 
 const READ_CAPACITY_10: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
@@ -33,6 +34,9 @@ fn read_capacity_16_adds_provisioning_and_the_physical_block() {
     assert_eq!(data[..16], [0, 0, 0, 0, 0, 0, 3, 0xff, 0, 0, 2, 0, 0, 3, 0x80, 0]);
     assert_eq!(data[16..], [0; 16]);
     assert_eq!(rig.run(&read_capacity_16(12), &[], 12).good(), data[..12]);
+    let zeroes = config().discard.map(|discard| DiscardConfig { reads_zeroes: true, ..discard });
+    let data = Rig::new(LunConfig { discard: zeroes, ..config() }).run(&read_capacity_16(32), &[], 32).good();
+    assert_eq!(data[14], 0xc0);
     let config = LunConfig { discard: None, logical_block_bytes: 4096, capacity_bytes: 1 << 33, ..config() };
     let data = Rig::new(config).run(&read_capacity_16(32), &[], 32).good();
     assert_eq!(data[..16], [0, 0, 0, 0, 0, 0x1f, 0xff, 0xff, 0, 0, 0x10, 0, 0, 0, 0, 0]);
@@ -47,6 +51,7 @@ fn a_new_size_is_told_once_and_used_at_once() {
     let changed = Sense::new(Key::UnitAttention, Code::CAPACITY_CHANGED);
     assert_eq!(rig.run(&READ_CAPACITY_10, &[], 8).sense(), changed);
     assert_eq!(rig.run(&READ_CAPACITY_10, &[], 8).good()[..4], [0, 0, 0, 0]);
+    assert_eq!(rig.unit.config().capacity_bytes, config().capacity_bytes, "what it was made of stays");
     rig.unit.set_capacity(0);
     rig.nexus.take_attention();
     assert_eq!(rig.run(&[0x08, 0, 0, 0, 1, 0], &[], 512).sense().code, Code::LBA_RANGE);
@@ -135,6 +140,7 @@ fn task_management_functions_are_those_of_the_transport() {
     assert_eq!(rig.run(&[0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0], &[], 16).good(), [0xdc, 3, 0, 0]);
     let long = rig.run(&[0xa3, 0x0d, 0x80, 0, 0, 0, 0, 0, 0, 16, 0, 0], &[], 16).good();
     assert_eq!((&long[..4], long.len()), (&[0xdc, 3, 0, 12][..], 16));
+    assert_eq!(rig.run(&[0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0], &[], 16).good(), [0xdc, 3, 0, 0]);
     assert_eq!(rig.run(&[0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0], &[], 16).sense(), Sense::cdb(6));
 }
 
@@ -157,8 +163,11 @@ fn report_luns_returns_the_caller_s_list_for_the_kinds_that_there_are() {
 fn whoever_asks_for_the_list_of_luns_is_not_told_that_it_has_changed() {
     let mut rig = Rig::new(config());
     rig.unit.attend(Attention::LunsChanged, None);
+    let ask = [0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0];
+    assert_eq!(rig.overrun(&ask, &[], 20), 24);
+    assert!(rig.nexus.flags().has(Flags::ATTENTION), "an overrun has told nothing");
     rig.unit.attend(Attention::ModeChanged, None);
-    rig.run(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0], &[], 255).good();
+    rig.run(&ask, &[], 255).good();
     assert_eq!(rig.nexus.take_attention().map(|s| s.code), Some(Code::MODE_CHANGED));
     assert!(rig.nexus.flags().is_clear());
 }
