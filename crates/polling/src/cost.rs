@@ -83,6 +83,7 @@ mod tests {
         for k in [0, 1, 4, 5_000, 30_000, u64::MAX] {
             assert_eq!(BlockCost::from_total(Nanos(k)).total(1), Nanos(k));
         }
+        assert_eq!(BlockCost::default(), BlockCost { cpu: Nanos(12_000), latency: Nanos(18_000) });
     }
 
     #[test]
@@ -91,5 +92,9 @@ mod tests {
         assert_eq!(slow_wakeups.delay_per(16), 0);
         let shared_core = Contention { preempted: 1, ..slow_wakeups };
         assert_eq!(shared_core.delay_per(16), 8);
+        // A preemption explains a slice, and not all that a thread is ever late.
+        let late = Contention { ran: Nanos(8_000_000), delayed: Nanos(40_000_000), preempted: 2 };
+        assert_eq!(late.delay_per(16), 16);
+        assert_eq!(Contention { ran: Nanos::ZERO, ..late }.delay_per(2), 16_000_000);
     }
 }

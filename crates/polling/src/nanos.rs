@@ -69,3 +69,38 @@ impl fmt::Display for Nanos {
         write!(f, "{} ns", self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_near_the_largest_in_its_last_eighth_and_none_is_near_nothing() {
+        for (window, max, is_near) in [
+            (28_672, 32_768, true),
+            (28_671, 32_768, false),
+            (32_768, 32_768, true),
+            (u64::MAX, 32_768, true),
+            (7, 7, true),
+            (6, 7, false),
+            (0, 7, false),
+            (0, 0, false),
+            (1, 0, true),
+        ] {
+            assert_eq!(Nanos(window).is_near(Nanos(max)), is_near, "{window} {max}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_turned_into_nanoseconds_and_back_and_none_overflows() {
+        assert_eq!((Nanos::from_micros(3), Nanos::from_millis(3)), (Nanos(3_000), Nanos(3_000_000)));
+        assert_eq!((Nanos::from_micros(u64::MAX), Nanos::from_millis(u64::MAX)), (Nanos::MAX, Nanos::MAX));
+        assert_eq!((Nanos::MAX + Nanos(1), Nanos(1) - Nanos(2)), (Nanos::MAX, Nanos::ZERO));
+        let mut sum = Nanos(2);
+        sum += Nanos(3);
+        assert_eq!(sum, Nanos(5));
+        assert_eq!(Nanos::from(Duration::MAX), Nanos::MAX);
+        assert_eq!(Duration::from(Nanos::from(Duration::new(2, 3))), Duration::new(2, 3));
+        assert_eq!(Nanos(12).to_string(), "12 ns");
+    }
+}

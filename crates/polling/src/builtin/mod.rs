@@ -242,4 +242,77 @@ mod tests {
         assert!(message.starts_with("generated traces are lognormal, tight,"), "{message}");
         assert!(message.ends_with("got 'alternate'"), "{message}");
     }
+
+    /// How often each number of requests in flight was seen.
+    fn depths(trace: &Trace) -> Vec<usize> {
+        let mut seen = vec![0; 33];
+        trace.waits.iter().for_each(|record| seen[record.in_flight as usize] += 1);
+        seen
+    }
+
+    #[test]
+    fn each_trace_is_drawn_as_its_note_says() {
+        let median = |trace: &Trace| {
+            let mut lengths: Vec<_> = trace.waits.iter().map(|record| record.length.0).collect();
+            lengths.sort_unstable();
+            lengths[lengths.len() / 2]
+        };
+        // Name, the median in ns within a fiftieth or so, the part of waits that a guest ended, in percent, and the most requests in
+        // flight.
+        for (trace, name, typical, kicks, deepest) in [
+            (Builtin::Lognormal, "lognormal", 9_800..10_200, 0..1, 9),
+            (Builtin::Tight, "tight", 149_500..150_500, 0..1, 9),
+            (Builtin::Exponential, "exponential", 13_600..14_200, 0..1, 9),
+            (Builtin::Mixture, "mixture", 3_000..90_000, 49..52, 9),
+            (Builtin::Alternating, "alternating", 3_000..90_000, 50..51, 1),
+            (Builtin::Bursts, "bursts", 1_950..2_150, 4..6, 32),
+            (Builtin::Phases, "phases", 8_000..12_000, 0..1, 1),
+            (Builtin::HeavyTail, "heavy-tail", 3_650..3_850, 0..1, 9),
+        ] {
+            assert_eq!((trace.name(), name.parse()), (name, Ok(trace)));
+            let drawn = trace.generate();
+            assert_eq!(drawn.note, format!("generated: {}", trace.note()));
+            assert!(typical.contains(&median(&drawn)), "{name}: {}", median(&drawn));
+            let of_guests = drawn.waits.iter().filter(|record| record.ended_by == EventKind::Queue).count();
+            assert!(kicks.contains(&(of_guests * 100 / Builtin::WAITS)), "{name}: {of_guests}");
+            let depths = depths(&drawn);
+            assert_eq!(depths.iter().rposition(|&seen| seen > 0), Some(deepest), "{name}: {depths:?}");
+            for record in &drawn.waits {
+                let slot = if record.ended_by == EventKind::Queue { Slot(0) } else { Slot(1) };
+                assert_eq!(record.ready.iter().collect::<Vec<_>>(), [(slot, record.ended_by)]);
+            }
+        }
+        let structured = Builtin::ALL.into_iter().filter(|trace| trace.has_structure());
+        assert!(structured.eq([Builtin::Alternating, Builtin::Bursts, Builtin::Phases]));
+    }
+
+    #[test]
+    fn batches_end_one_by_one_and_phases_follow_one_another() {
+        let waits = Builtin::Bursts.generate().waits;
+        let mut batches = waits.split(|record| record.in_flight == 0);
+        assert_eq!(batches.next().map(<[_]>::len), Some(0), "a guest begins");
+        for batch in batches {
+            assert!(batch.len() <= 32);
+            assert!(batch.windows(2).all(|two| two[0].in_flight == two[1].in_flight + 1));
+        }
+        let gaps: Vec<_> = waits.iter().filter(|record| record.in_flight == 0).map(|record| record.length.0).collect();
+        let mean = gaps.iter().sum::<u64>() / gaps.len() as u64;
+        assert!((1_850_000..2_150_000).contains(&mean), "{mean}");
+
+        // Memory and a fast disk, each in turn, and then what lies across a network, which no other wait is as long as.
+        let waits = Builtin::Phases.generate().waits;
+        let rounds: Vec<_> = waits.chunk_by(|a, b| (a.length.0 > 40_000) == (b.length.0 > 40_000)).collect();
+        let mean = |waits: &[Record]| waits.iter().map(|record| record.length.0).sum::<u64>() / waits.len() as u64;
+        assert!(rounds.len() > 6);
+        // The last one was cut off.
+        for (index, waits) in rounds[..rounds.len() - 1].iter().enumerate() {
+            if index % 2 == 1 {
+                assert!((300..=3_000).contains(&waits.len()) && (149_000..151_000).contains(&mean(waits)));
+            } else {
+                assert!((600..=6_000).contains(&waits.len()));
+                let (memory, disk) = (mean(&waits[..300]), mean(&waits[waits.len() - 300..]));
+                assert!((1_900..2_200).contains(&memory) && (9_700..10_900).contains(&disk), "{memory} {disk}");
+            }
+        }
+    }
 }

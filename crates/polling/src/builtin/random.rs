@@ -45,3 +45,64 @@ impl Random {
         least * self.unit().powf(-1.0 / alpha)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_are_those_that_splitmix64_is_known_for() {
+        let mut random = Random::seeded(1_234_567);
+        let drawn = [(); 5].map(|()| random.next());
+        assert_eq!(
+            drawn,
+            [
+                6_457_827_717_110_365_317,
+                3_203_168_211_198_807_973,
+                9_817_491_932_198_370_423,
+                4_593_380_528_125_082_431,
+                16_408_922_859_458_223_821,
+            ]
+        );
+    }
+
+    /// Means of what is drawn, many times over.
+    fn mean(mut draw: impl FnMut(&mut Random) -> f64) -> f64 {
+        const DRAWN: u32 = 100_000;
+        let mut random = Random::seeded(7);
+        (0..DRAWN).map(|_| draw(&mut random)).sum::<f64>() / f64::from(DRAWN)
+    }
+
+    #[test]
+    fn each_draw_has_the_mean_and_the_spread_that_its_law_has() {
+        // A law, what it is a mean of, and that by theory.
+        let square = |value: f64| value * value;
+        for (what, is, ought) in [
+            ("unit", mean(Random::unit), 0.5),
+            ("unit's square", mean(|random| square(random.unit())), 1.0 / 3.0),
+            ("coin", mean(|random| f64::from(u8::from(random.coin()))), 0.5),
+            ("between", mean(|random| f64::from(random.between(8, 32))), 20.0),
+            ("between's spread", mean(|random| square(f64::from(random.between(8, 32)) - 20.0)), 52.0),
+            ("lognormal's logarithm", mean(|random| random.lognormal(8.0, 0.5).log2()), 3.0),
+            ("its spread", mean(|random| square((random.lognormal(8.0, 0.5) / 8.0).ln())), 0.25),
+            ("its third moment's size", mean(|random| (random.lognormal(1.0, 1.0).ln().powi(3)).abs()), 1.595_77),
+            ("exponential", mean(|random| random.exponential(20.0)), 20.0),
+            ("exponential's square", mean(|random| square(random.exponential(20.0))), 800.0),
+            ("pareto's root", mean(|random| random.pareto(4.0, 2.0).sqrt()), 2.0 * 4.0 / 3.0),
+            ("pareto's inverse", mean(|random| 1.0 / random.pareto(4.0, 2.0)), 1.0 / 4.0 * 2.0 / 3.0),
+        ] {
+            assert!((is / ought - 1.0).abs() < 0.02, "{what}: {is}, not {ought}");
+        }
+    }
+
+    #[test]
+    fn both_ends_are_drawn_and_nothing_beyond_them() {
+        let mut random = Random::seeded(1);
+        let mut seen = [0_u32; 6];
+        (0..1_000).for_each(|_| seen[random.between(1, 4) as usize] += 1);
+        assert!(seen[1..=4].iter().all(|&times| times > 200) && seen[0] + seen[5] == 0, "{seen:?}");
+        assert!((0..1_000).all(|_| random.pareto(4.0, 1.1) >= 4.0));
+        let units: Vec<_> = (0..1_000).map(|_| random.unit()).collect();
+        assert!(units.iter().all(|&unit| unit > 0.0 && unit <= 1.0));
+    }
+}

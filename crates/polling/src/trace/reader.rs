@@ -243,6 +243,55 @@ mod tests {
         assert_eq!(with("lost 7", "last 7"), "line 5: expected 'lost ...', got 'last 7'");
         assert_eq!(with("waits 2", "waits 1"), "line 9: more than the 1 waits promised");
         assert_eq!(with("waits 2", "waits 99999999"), "line 6: 99999999 waits, at most 4194304 are read");
+        assert_eq!(with("waits 2", "waits 4194305"), "line 6: 4194305 waits, at most 4194304 are read");
+        assert_eq!(with("waits 2", "waits 4194304"), "truncated: 4194304 waits promised, 2 found");
+        assert_eq!(
+            with("spun-ns", "spun"),
+            "line 7: columns must be 'length-ns spun-ns how in-flight ended-by ready...', got 'length-ns spun how in-flight \
+             ended-by re...'"
+        );
+        assert_eq!(with("b 0 q", "b 0 z"), "line 9: ended-by must be q, c or o, got 'z'");
+        assert_eq!(with("waits 2", "waits "), "line 6: waits must be a number, got ''");
+    }
+
+    #[test]
+    fn sources_that_no_loop_writes_are_refused() {
+        let read = |ready: &str| Trace::parse(SMALL.replace("q0 c1\n", &format!("{ready}\n")).as_bytes());
+        for good in ["q0", "q65535", "q0 c1 o2 q3 c4 o5", "q0 +1", "+65535", "q0 c1 o2 q3 c4 o5 +3"] {
+            assert_eq!(read(good).unwrap().to_string(), SMALL.replace("q0 c1", good));
+        }
+        for (bad, word) in [
+            ("q65536", "q65536"),
+            ("x1", "x1"),
+            ("q", "q"),
+            ("q-1", "q-1"),
+            ("+0", "+0"),
+            ("+65536", "+65536"),
+            ("+1 q0", "q0"),
+            ("+1 +1", "+1"),
+            ("q0 c1 o2 q3 c4 o5 q6", "q6"),
+            ("q0  c1", ""),
+        ] {
+            let expected = format!("line 9: a ready source is like q0, c1 or +3, got '{word}'");
+            assert_eq!(read(bad).unwrap_err().to_string(), expected, "{bad}");
+        }
+    }
+
+    #[test]
+    fn of_a_long_text_forty_characters_are_shown_and_none_that_a_terminal_would_heed() {
+        let forty = "é".repeat(40);
+        assert_eq!(shown(&forty), forty);
+        assert_eq!(shown(&format!("{forty}x")), format!("{forty}..."));
+        assert_eq!(shown("\u{1b}[2J"), "\\u{1b}[2J");
+    }
+
+    #[test]
+    fn a_note_of_a_thousand_bytes_is_read_and_a_longer_one_is_not() {
+        let noted = |bytes| SMALL.replace("two cores", &"n".repeat(bytes));
+        assert_eq!(Trace::parse(noted(1_000).as_bytes()).unwrap().note.len(), 1_000);
+        assert_eq!(error(&noted(1_001)), "line 2: a note of 1001 bytes, at most 1000 fit");
+        let long = Trace { note: "n".repeat(1_001), ..Trace::parse(SMALL.as_bytes()).unwrap() };
+        assert_eq!(long.to_string(), noted(1_000));
     }
 
     #[test]

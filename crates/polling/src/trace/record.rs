@@ -126,4 +126,18 @@ mod tests {
     fn a_record_stays_small_enough_for_a_ring_of_many() {
         assert!(size_of::<Record>() <= 56);
     }
+
+    #[test]
+    fn six_sources_with_small_slots_are_kept_with_their_kinds_and_all_others_counted() {
+        let highest = Ready::MOST_SLOTS - 1;
+        let kinds = [EventKind::Queue, EventKind::Completion, EventKind::Other];
+        let sources: Vec<_> = kinds.into_iter().flat_map(|kind| [(Slot(1), kind), (Slot(highest), kind)]).collect();
+        let mut ready = Ready::default();
+        ready.push(Slot(highest + 1), EventKind::Queue);
+        assert_eq!((ready.iter().count(), ready.more()), (0, 1));
+        sources.iter().for_each(|&(slot, kind)| ready.push(slot, kind));
+        assert_eq!((ready.iter().collect::<Vec<_>>(), ready.more()), (sources.clone(), 1));
+        (0..70_000).for_each(|_| ready.push(Slot(0), EventKind::Queue));
+        assert_eq!((ready.iter().collect::<Vec<_>>(), ready.more()), (sources, u16::MAX));
+    }
 }

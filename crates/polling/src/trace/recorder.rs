@@ -52,4 +52,10 @@ mod tests {
         assert_eq!(lengths, [3, 4, 5]);
         assert_eq!(trace.lost, 2);
     }
+
+    #[test]
+    fn there_is_room_for_a_wait_at_least_and_for_no_more_than_a_trace_may_have() {
+        assert_eq!(Recorder::new(0).capacity, 1);
+        assert_eq!(Recorder::new(usize::MAX).capacity, Trace::MOST_WAITS);
+    }
 }
