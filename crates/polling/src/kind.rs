@@ -177,4 +177,47 @@ mod tests {
         let error = serde_json::from_str::<PolicyKind>("\"bussy\"").unwrap_err();
         assert!(error.to_string().contains("got 'bussy'"), "{error}");
     }
+
+    #[test]
+    fn each_policy_says_of_itself_what_the_loop_has_to_know() {
+        /// Name, longest window, whether it starts over, weighs blocks, observes every turn; its window before it has seen any wait.
+        type Told = (&'static str, u64, bool, bool, bool, u64);
+        let told: [Told; 7] = [
+            ("off", 0, false, false, false, 0),
+            ("busy", u64::MAX, false, false, false, u64::MAX),
+            ("fixed", u64::MAX, false, false, false, u64::MAX),
+            ("shared-window", 32_768, true, false, true, 0),
+            ("per-source-window", 32_768, true, false, true, 0),
+            ("weighted", 32_768, false, false, true, 0),
+            ("low-regret", (1 << 23) - 1, false, true, false, 0),
+        ];
+        for (&kind, expected) in PolicyKind::ALL.iter().zip(told) {
+            let policy = build(kind, &Parameters::default()).unwrap();
+            let told = (
+                kind.as_str(),
+                kind.own_max().0,
+                kind.starts_over(),
+                policy.weighs_block_cost(),
+                policy.observes_every_turn(),
+                policy.window_now().0,
+            );
+            assert_eq!(told, expected);
+            assert_eq!((policy.resets(), policy.wants_cpu_time()), (0, false), "{kind}");
+        }
+        assert_eq!(format!("{:>5}", PolicyKind::Off), "  off");
+    }
+
+    #[test]
+    fn busy_never_blocks_unless_the_maximum_forbids_to_spin_and_fixed_spins_for_the_maximum() {
+        for (kind, max, window) in [
+            (PolicyKind::Busy, 0, 0),
+            (PolicyKind::Busy, 1, u64::MAX),
+            (PolicyKind::Fixed, 0, 0),
+            (PolicyKind::Fixed, 7, 7),
+            (PolicyKind::Off, 7, 0),
+        ] {
+            let mut policy = build(kind, &Parameters { max: Some(Nanos(max)), ..Parameters::default() }).unwrap();
+            assert_eq!((policy.window(&Default::default()), policy.window_now()), (Nanos(window), Nanos(window)));
+        }
+    }
 }

@@ -198,4 +198,40 @@ mod tests {
         assert_eq!(zero.price_or_default(), 0);
         assert_eq!(Parameters::default().price_or_default(), 1);
     }
+
+    #[test]
+    fn every_property_has_a_largest_value_and_its_policies() {
+        let with = |property, value: u64| {
+            let mut parameters = Parameters::default();
+            match property {
+                Property::Max => parameters.max = Some(Nanos(value)),
+                Property::Grow => parameters.grow = Some(value),
+                Property::Shrink => parameters.shrink = Some(value),
+                Property::Weight => parameters.weight = Some(value as u32),
+                Property::Price => parameters.price = Some(value as u32),
+            }
+            parameters
+        };
+        let windows: &[_] = &[PolicyKind::SharedWindow, PolicyKind::PerSourceWindow, PolicyKind::Weighted];
+        for (property, name, largest, kinds) in [
+            (Property::Max, "poll-max-ns", i64::MAX as u64, PolicyKind::ALL),
+            (Property::Grow, "poll-grow", i64::MAX as u64, windows),
+            (Property::Shrink, "poll-shrink", i64::MAX as u64, windows),
+            (Property::Weight, "poll-weight", 63, &[PolicyKind::Weighted]),
+            (Property::Price, "poll-price", 1_000, &[PolicyKind::LowRegret]),
+        ] {
+            assert_eq!(property.to_string(), name);
+            assert_eq!(with(property, largest).validate_ranges(), Ok(()), "{name}");
+            let got = largest + 1;
+            assert_eq!(
+                with(property, got).validate_ranges(),
+                Err(ParameterError::OutOfRange { property, largest, got })
+            );
+            for &kind in PolicyKind::ALL {
+                let meaningless = Err(ParameterError::Meaningless { property, kind });
+                let expected = if kinds.contains(&kind) { Ok(()) } else { meaningless };
+                assert_eq!(with(property, largest).validate(kind), expected, "{name} of {kind}");
+            }
+        }
+    }
 }

@@ -73,6 +73,7 @@ mod tests {
         assert_eq!(after(9_000, &[active(0, false), active(1, true)]), 8_000);
         assert_eq!(after(50_000, &[active(0, true), active(1, false)]), 4_000);
         assert_eq!(after(50_000, &[active(0, false), active(1, true)]), 0);
+        assert_eq!(policy.resets(), 2);
     }
 
     #[test]

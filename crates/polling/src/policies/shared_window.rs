@@ -66,6 +66,7 @@ mod tests {
         for shrink in [None, Some(0)] {
             let mut policy = SharedWindow::new(&Parameters { shrink, ..Parameters::default() });
             assert_eq!(windows(&mut policy, &[9_000, 9_000, 32_769, 9_000]), [4_000, 8_000, 0, 4_000]);
+            assert_eq!((policy.window(&Standing::default()), policy.resets()), (Nanos(4_000), 1));
         }
     }
 
@@ -87,6 +88,7 @@ mod tests {
             let parameters = Parameters { shrink: Some(shrink), ..Parameters::default() };
             let mut policy = SharedWindow::new(&parameters);
             assert_eq!(windows(&mut policy, &[9_000, 9_000, 32_769]), [4_000, 8_000, after]);
+            assert_eq!(policy.resets(), 0);
         }
     }
 
