@@ -190,7 +190,7 @@ mod tests {
     use crate::builtin::Builtin;
     use crate::replay::{Setting, fixed_windows, replay};
     use crate::trace::Trace;
-    use crate::{BlockCost, Parameters, PolicyKind};
+    use crate::{BlockCost, Nanos, Parameters, PolicyKind};
 
     fn picture(name: &str, trace: &Trace) -> String {
         let setting = Setting { block: BlockCost::default(), parameters: Parameters::default() };
@@ -213,5 +213,102 @@ mod tests {
         let trace = Trace { note: String::new(), block: BlockCost::default(), lost: 0, waits: Vec::new() };
         let svg = picture("empty", &trace);
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    /// What somebody spent for each of ten waits, CPU and latency, in microseconds.
+    fn row(contender: Contender, cpu: u64, latency: u64) -> Row {
+        Row {
+            trace: "a&b".to_owned(),
+            contender,
+            window_ns: None,
+            k_ns: 30_000,
+            price: 2,
+            poll_max_ns: None,
+            waits: 10,
+            cost_ns: 0,
+            competitive_ratio: 1.25,
+            against_best_fixed: 1.0,
+            spin_found_ns: 0,
+            spin_wasted_ns: 0,
+            blocks: 0,
+            cpu_ns: cpu * 10_000,
+            added_latency_ns: latency * 10_000,
+            windows: None,
+        }
+    }
+
+    #[test]
+    fn everything_is_drawn_where_it_belongs() {
+        let fixed = Contender::Fixed(Nanos(0));
+        let rows = [
+            row(Contender::OfflineOptimum, 5, 2),
+            row(Contender::Policy(PolicyKind::LowRegret), 6, 3),
+            row(Contender::Policy(PolicyKind::Off), 12, 18),
+        ];
+        assert_eq!(front_svg(&rows, &[row(fixed, 12, 18), row(fixed, 30, 0)]), PICTURE);
+    }
+
+    /// Three rows, worked out apart from the code.
+    const PICTURE: &str = r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 440" font-family="sans-serif" font-size="12">
+<rect width="100%" height="100%" fill="white"/>
+<text x="70.0" y="28.0" text-anchor="start" font-size="15">a&amp;b: K = 30 us at price 2, poll-max-ns unset</text>
+<path d="M118.7 50V380" stroke="#ddd"/>
+<text x="118.7" y="398.0" text-anchor="middle" >5</text>
+<path d="M247.4 50V380" stroke="#ddd"/>
+<text x="247.4" y="398.0" text-anchor="middle" >10</text>
+<path d="M376.0 50V380" stroke="#ddd"/>
+<text x="376.0" y="398.0" text-anchor="middle" >20</text>
+<path d="M70 380.0H500" stroke="#ddd"/>
+<text x="62.0" y="384.0" text-anchor="end" >0</text>
+<path d="M70 295.1H500" stroke="#ddd"/>
+<text x="62.0" y="299.1" text-anchor="end" >5</text>
+<path d="M70 210.2H500" stroke="#ddd"/>
+<text x="62.0" y="214.2" text-anchor="end" >10</text>
+<path d="M70 125.4H500" stroke="#ddd"/>
+<text x="62.0" y="129.4" text-anchor="end" >15</text>
+<path d="M70 50V380H500" fill="none" stroke="black"/>
+<text x="285.0" y="420.0" text-anchor="middle" >CPU per wait, us (log scale)</text>
+<text x="20.0" y="215.0" text-anchor="middle" transform="rotate(-90 20 215)">latency added per wait, us</text>
+<polyline points="281.2,74.4 451.3,380.0" fill="none" stroke="#999" stroke-dasharray="4 3"/>
+<circle cx="118.7" cy="346.0" r="4" fill="#888"/>
+<circle cx="152.5" cy="329.1" r="4" fill="#d55e00"/>
+<circle cx="281.2" cy="74.4" r="4" fill="#0072b2"/>
+<text x="123.7" y="339.0" text-anchor="start" font-weight="bold">1</text>
+<text x="157.5" y="322.1" text-anchor="start" font-weight="bold">2</text>
+<text x="286.2" y="67.4" text-anchor="start" font-weight="bold">3</text>
+<text x="520.0" y="60.0" text-anchor="start" fill="#666">cost over the offline optimum's</text>
+<circle cx="520" cy="78.0" r="4" fill="#888"/>
+<text x="532.0" y="82.0" text-anchor="start" >1  offline-optimum</text>
+<text x="744.0" y="82.0" text-anchor="end" >1.25</text>
+<circle cx="520" cy="100.0" r="4" fill="#d55e00"/>
+<text x="532.0" y="104.0" text-anchor="start" >2  low-regret</text>
+<text x="744.0" y="104.0" text-anchor="end" >1.25</text>
+<circle cx="520" cy="122.0" r="4" fill="#0072b2"/>
+<text x="532.0" y="126.0" text-anchor="start" >3  off</text>
+<text x="744.0" y="126.0" text-anchor="end" >1.25</text>
+<text x="520.0" y="156.0" text-anchor="start" fill="#666">- - -  every fixed window</text>
+</svg>
+"##;
+
+    #[test]
+    fn ticks_are_round_numbers_on_the_axis() {
+        let ticks = |values: &[f64]| LogAxis::around(values.iter().copied()).ticks().collect::<Vec<_>>();
+        assert_eq!(ticks(&[0.5, 2.0]), [0.5, 1.0, 2.0]);
+        assert_eq!(ticks(&[0.016, 0.2]), [0.02, 0.05, 0.1, 0.2]);
+        assert_eq!(ticks(&[0.001]), [0.01], "that is as far as it goes");
+        let ticks = |value: f64| LinearAxis::around([value].into_iter()).ticks().collect::<Vec<_>>();
+        assert_eq!(ticks(0.0), [0.0, 0.002, 0.004, 0.006, 0.008, 0.01]);
+        assert_eq!(ticks(0.6), [0.0, 0.2, 0.4, 0.6]);
+        assert_eq!(ticks(40.0), [0.0, 10.0, 20.0, 30.0, 40.0]);
+    }
+
+    #[test]
+    fn dots_nearer_than_thirty_to_one_of_a_cluster_share_its_label() {
+        let places = [(100.0, 100.0), (118.0, 124.0), (117.0, 124.0), (117.0, 153.0), (200.0, 100.0)];
+        let numbers: Vec<Vec<_>> = clusters(places.into_iter())
+            .into_iter()
+            .map(|cluster| cluster.into_iter().map(|(number, _)| number).collect())
+            .collect();
+        assert_eq!(numbers, [vec![0, 2, 3], vec![1], vec![4]]);
     }
 }

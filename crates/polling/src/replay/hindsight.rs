@@ -72,3 +72,39 @@ pub(super) fn ladder(max: Option<Nanos>) -> impl Iterator<Item = Nanos> {
     let between = steps.take_while(move |&window| window < last).map(Nanos);
     std::iter::once(Nanos::ZERO).chain(between).chain((last > 0).then_some(Nanos(last)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::Record;
+    use crate::{BlockCost, Parameters};
+
+    #[test]
+    fn of_windows_that_cost_the_same_the_shortest_is_the_best() {
+        let best = |lengths: &[u64], max: u64| {
+            let record = |&length| Record { length: Nanos(length), ..Record::default() };
+            let waits = lengths.iter().map(record).collect();
+            let trace = Trace { note: String::new(), block: BlockCost::default(), lost: 0, waits };
+            let parameters = Parameters { max: Some(Nanos(max)), ..Parameters::default() };
+            let setting = Setting { block: BlockCost { cpu: Nanos(4), latency: Nanos(6) }, parameters };
+            let (window, tally) = Hindsight::of(&trace).best_fixed(&setting);
+            (window.0, tally.cost(setting.k()))
+        };
+        assert_eq!(best(&[10], 100), (0, 10));
+        assert_eq!(best(&[9], 100), (9, 9));
+        assert_eq!(best(&[9], 9), (9, 9));
+        assert_eq!(best(&[9], 8), (0, 10));
+        assert_eq!(best(&[3, 3, 3, 40], 100), (3, 9 + 13));
+    }
+
+    #[test]
+    fn the_ladder_has_eight_steps_an_octave_from_none_to_the_maximum() {
+        let steps = |max: Option<u64>| ladder(max.map(Nanos)).map(|window| window.0).collect::<Vec<_>>();
+        assert_eq!(steps(Some(600)), [0, 250, 272, 297, 324, 353, 385, 420, 458, 500, 545, 594, 600]);
+        assert_eq!(steps(Some(500)), [0, 250, 272, 297, 324, 353, 385, 420, 458, 500]);
+        assert_eq!(steps(Some(1)), [0, 1]);
+        assert_eq!(steps(Some(0)), [0]);
+        assert_eq!(steps(None).last(), Some(&10_000_000));
+        assert_eq!(steps(None), steps(Some(u64::MAX)));
+    }
+}

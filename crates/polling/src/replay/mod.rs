@@ -158,6 +158,7 @@ mod tests {
         assert_eq!((busy.cost_ns, busy.cpu_ns, busy.blocks, busy.spin_found_ns), (25, 25, 0, 25));
         assert_eq!(busy.competitive_ratio, 25.0 / 15.0);
         assert_eq!(busy.against_best_fixed, 25.0 / 18.0);
+        assert_eq!((off.cpu_us_per_wait(), off.latency_us_per_wait()), (0.004, 0.003));
     }
 
     #[test]
@@ -206,5 +207,14 @@ mod tests {
         let json = serde_json::to_value(&rows()[3]).unwrap();
         assert_eq!(json["contender"], "busy");
         assert_eq!(json["window_ns"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn a_wait_of_no_length_is_none() {
+        let trace = trace(&[0, 5, 0]);
+        assert_eq!(windows(&trace, PolicyKind::Busy, &Parameters::default()).unwrap(), [Nanos::MAX]);
+        let rows = replay("none", &trace, &setting(100), &[PolicyKind::Busy]).unwrap();
+        assert_eq!((rows[2].waits, rows[2].window_ns, rows[1].window_ns), (1, None, Some(5)));
+        assert!(rows[2].cpu_us_per_wait() == 0.005 && rows[2].latency_us_per_wait() == 0.0);
     }
 }

@@ -162,4 +162,96 @@ mod tests {
         run(policy.as_mut(), &trace, Nanos::ZERO, |window, _length| windows.push(window.0));
         assert_eq!(windows, [0, 4_000, 4_000, 0]);
     }
+
+    /// Spins for so long, and notes what it is told.
+    struct Noting {
+        window: Nanos,
+        every_turn: bool,
+        before: Vec<(u32, LastWait)>,
+        /// Length, what of it was spun, whether it blocked; slots on the list, those ready marked.
+        waits: Vec<(u64, u64, bool, Vec<(u32, bool)>)>,
+    }
+
+    impl Policy for Noting {
+        fn window(&mut self, before: &Standing) -> Nanos {
+            self.before.push((before.in_flight, before.last));
+            self.window
+        }
+        fn observe(&mut self, wait: &Wait<'_>) {
+            self.waits.push((wait.length.0, wait.spun.0, wait.blocked, seen(wait.active)));
+        }
+        fn forget(&mut self, _slot: Slot) {}
+        fn window_now(&self) -> Nanos {
+            self.window
+        }
+        fn weighs_block_cost(&self) -> bool {
+            false
+        }
+        fn observes_every_turn(&self) -> bool {
+            self.every_turn
+        }
+    }
+
+    #[test]
+    fn a_policy_is_told_of_a_replay_what_a_loop_would_tell_it() {
+        let record = |length, spun, blocked, in_flight, ended_by, slot| Record {
+            length: Nanos(length),
+            spun: Nanos(spun),
+            blocked,
+            in_flight,
+            ended_by,
+            ready: ready(&[slot]),
+        };
+        // A wait within the window, one as long, one that nobody had to wait for, one longer, and one that blocked when it was
+        // recorded, which made it longer by 20.
+        let waits = vec![
+            record(50, 50, false, 1, EventKind::Queue, 0),
+            record(100, 100, false, 2, EventKind::Completion, 1),
+            record(0, 0, false, 9, EventKind::Queue, 0),
+            record(101, 101, false, 3, EventKind::Other, 1),
+            record(150, 10, true, 4, EventKind::Queue, 0),
+        ];
+        let block = BlockCost { cpu: Nanos(1), latency: Nanos(20) };
+        let trace = Trace { note: String::new(), block, lost: 0, waits };
+        for every_turn in [false, true] {
+            let mut policy = Noting { window: Nanos(100), every_turn, before: Vec::new(), waits: Vec::new() };
+            let tally = run(&mut policy, &trace, Nanos(7), |_window, _length| {});
+            let last = |kind, length| LastWait { kind, length: Nanos(length) };
+            let expected = [
+                (1, LastWait::default()),
+                (2, last(EventKind::Queue, 50)),
+                (3, last(EventKind::Completion, 100)),
+                (4, last(EventKind::Other, 108)),
+            ];
+            assert_eq!(policy.before, expected);
+            let list = |first, second| vec![(0, first), (1, second)];
+            let mut expected = vec![
+                (50, 50, false, vec![(0, true)]),
+                (100, 100, false, list(false, true)),
+                (0, 0, false, list(true, false)),
+                (108, 100, true, list(false, true)),
+                (137, 100, true, list(true, false)),
+            ];
+            if !every_turn {
+                expected.remove(2);
+            }
+            assert_eq!(policy.waits, expected);
+            let (spin_found, spin_wasted) = (Nanos(150), Nanos(200));
+            assert_eq!(tally, Tally { waits: 4, spin_found, spin_wasted, blocks: 2 });
+        }
+    }
+
+    #[test]
+    fn an_engine_is_never_idle_and_a_queue_that_had_an_event_is_not_yet() {
+        let mut list = ActiveList::default();
+        let mut both = ready(&[3, 4]);
+        both.push(Slot(1), EventKind::Completion);
+        list.after(Nanos(1), &both);
+        list.after(Nanos::from_millis(3_500), &ready(&[4]));
+        list.demote_idle();
+        list.after(Nanos::from_millis(3_500), &ready(&[]));
+        list.demote_idle();
+        assert_eq!(seen(list.after(Nanos(1), &ready(&[]))), [(1, false), (4, false)]);
+        assert_eq!(list.last_ready, [Nanos(1), Nanos(3_500_000_001)]);
+    }
 }
