@@ -102,4 +102,13 @@ mod tests {
         assert_eq!(us, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]);
         assert_eq!(Class::of(u64::MAX).index(), CLASSES - 1);
     }
+
+    #[test]
+    fn how_many_are_in_flight_is_told_apart_as_far_as_it_changes_a_wait() {
+        let of = |in_flight| Context::of(&Standing { in_flight, ..Standing::default() }).index() / Context::KINDS;
+        assert_eq!([0, 1, 2, 7, 8, u32::MAX].map(of), [0, 1, 2, 2, 3, 3]);
+        let depths: Vec<_> = Context::depths().step_by(Context::KINDS).collect();
+        assert_eq!(depths, [Depth::None, Depth::One, Depth::Many, Depth::Many]);
+        assert_eq!(Context::depths().filter(|&depth| depth == Depth::One).count(), Context::KINDS);
+    }
 }

@@ -133,4 +133,29 @@ mod tests {
         assert_eq!(step(&mut experts, Class::of(short), long), 0);
         assert!(step(&mut experts, Class::of(long), short) >= short);
     }
+
+    #[test]
+    fn the_leader_is_followed_until_another_has_been_cheaper_by_a_fiftieth() {
+        for (ours, leader) in [(92, 1), (93, 2)] {
+            let mut experts = Experts { losses: [0, ours, 90, 200], ..Experts::new() };
+            experts.add_losses(&[0, 20, 20, 20], 10, &price());
+            assert_eq!((experts.losses, experts.leader), ([30_000, ours + 10, 100, 210], leader));
+        }
+        // What was lost long ago counts less.
+        let mut experts = Experts { losses: [25_600; EXPERTS], ..Experts::new() };
+        experts.add_losses(&[0, 20, 20, 20], 10, &price());
+        assert_eq!(experts.losses, [55_500, 25_510, 25_510, 25_510]);
+    }
+
+    #[test]
+    fn a_wait_that_costs_the_same_under_all_advice_is_no_loss_to_anybody() {
+        for (advice, length, is_loss) in
+            [([20, 30, 30, 30], 20, false), ([20, 30, 30, 30], 21, true), ([20; EXPERTS], 30, false)]
+        {
+            let mut experts = Experts::new();
+            experts.add_losses(&advice, length, &price());
+            assert_eq!(experts.losses != [0; EXPERTS], is_loss, "{advice:?} {length}");
+        }
+        assert_eq!(Experts::new().histograms().count(), 1 + 2 * CLASSES);
+    }
 }

@@ -198,4 +198,41 @@ mod tests {
         assert!(price.spin > DEAREST / 10 * 9);
         assert!(price.cost(LONGEST, price.longest()) > LONGEST);
     }
+
+    #[test]
+    fn contention_moves_the_price_a_quarter_of_the_way_at_a_time_and_not_by_an_eighth() {
+        let contend = |price: &mut Price, delayed: u64| {
+            let evidence = Contention { ran: Nanos(40_000_000), delayed: Nanos(delayed), preempted: u64::MAX };
+            (price.contend(evidence), price.spin)
+        };
+        let mut price = price();
+        assert_eq!(contend(&mut price, 10_000_000), (false, 256));
+        assert_eq!(contend(&mut price, 10_000_000), (true, 312));
+        let mut price = self::price();
+        assert_eq!(contend(&mut price, 40_000_000), (true, 384));
+        assert_eq!((price.spinning(1_000), price.break_even()), (1_500, 20_000));
+        assert_eq!((price.cost(1_000, 1_000), price.cost(1_001, 1_000)), (1_500, 31_500));
+        let mut price = self::price();
+        assert_eq!(contend(&mut price, u64::MAX), (true, (3 * UNIT + DEAREST) / 4));
+    }
+
+    #[test]
+    fn how_long_it_is_worth_to_look_follows_from_what_a_block_costs() {
+        let mut price = price();
+        assert_eq!((price.block_cpu(), price.latency(), price.of_latency()), (10_000, 20_000, 1.0));
+        assert_eq!((price.reach(), price.endless()), (60_000, 1_000_000));
+        // What trials have found makes it longer, and never shorter.
+        price.set_added(-4_000);
+        assert_eq!(price.reach(), 60_000);
+        price.set_added(40_000);
+        assert_eq!(price.reach(), 100_000);
+        for (max, reach, endless) in [(u64::MAX, 220_000, 1_760_000), (150_000, 150_000, 150_000)] {
+            let mut price = Price::new(Nanos(max), 1);
+            price.set_block(BlockCost { cpu: Nanos(10_000), latency: Nanos(100_000) });
+            assert_eq!((price.reach(), price.endless()), (reach, endless));
+        }
+        assert_eq!(Price::new(Nanos::MAX, 1).longest(), LONGEST / 2);
+        let pays = [5_000, 5_001, u64::MAX].map(|length| self::price().may_pay_to_block(length));
+        assert_eq!(pays, [false, true, true]);
+    }
 }

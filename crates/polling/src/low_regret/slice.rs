@@ -286,7 +286,7 @@ impl Difference {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Done;
+    use crate::{BlockCost, Done};
 
     #[test]
     fn what_was_slept_of_a_pause_is_no_time_between_requests() {
@@ -339,5 +339,158 @@ mod tests {
         assert!(!Cost { served: 10.0, added: 5.0 }.covers(excess));
         assert!(Cost { served: 10.0, added: 6.0 }.covers(excess));
         assert!(!Cost { served: 10.0, added: 6.0 }.covers(Cost { served: 0.0, added: 7.0 }));
+    }
+
+    /// Four requests, of which engines had two at a time, with a wait that a guest ended while the thread slept, one that it ended
+    /// while the thread spun, and one that an engine ended.
+    fn four_requests() -> Slice {
+        let mut slice = Slice::default();
+        let done = Done { requests: 4, took: Nanos(1_000) };
+        slice.add_done(&Standing { in_flight: 2, done, ..Standing::default() });
+        for (length, spun, kind) in
+            [(30_000, 5_000, EventKind::Queue), (9_000, 9_000, EventKind::Queue), (20_000, 0, EventKind::Completion)]
+        {
+            let active = [
+                Active { slot: crate::Slot(0), kind, ready: true },
+                Active { slot: crate::Slot(1), kind: EventKind::Queue, ready: false },
+            ];
+            let wait = Wait { length: Nanos(length), spun: Nanos(spun), blocked: spun < length, active: &active };
+            slice.add_wait(&wait, Nanos(30_000));
+        }
+        slice
+    }
+
+    #[test]
+    fn a_request_costs_its_cpu_and_its_lateness_at_the_price_of_latency() {
+        let cost = |slice: &Slice, latency, cpu| {
+            let mut price = Price::new(Nanos(1_000_000), 2);
+            price.set_block(BlockCost { cpu: Nanos(10_000), latency: Nanos(latency) });
+            let Sample { requests, time, cost } = slice.per_request(cpu, &price);
+            [requests, time, cost.served, cost.added]
+        };
+        let slice = four_requests();
+        assert_eq!((slice.requests, slice.waits, slice.blocks, slice.kicks, slice.elapsed()), (4, 3, 2, 1, 60_000));
+        // Busy for 15 us, and two blocks; engines had requests for 30 us each. What the kick woke up too late for is late by 24 us, and
+        // by half of it what came meanwhile: 1.6 requests.
+        assert_eq!(cost(&slice, 24_000, None), [4.0, 15_000.0, 8_750.0 + 30_000.0, 8_750.0 + 2.0 * 40_800.0]);
+        // Awake for 15 us, and on a core for 3.
+        assert_eq!(cost(&slice, 24_000, Some(3_000)), [4.0, 15_000.0, 750.0 + 30_000.0, 750.0 + 2.0 * 42_000.0]);
+        // No more come meanwhile than were ever seen at a time.
+        assert_eq!(cost(&slice, 2_400_000, None)[3], 8_750.0 + 2.0 * 3_030_000.0);
+
+        let mut one_by_one = Slice::default();
+        let done = Done { requests: 1, took: Nanos(16_000) };
+        (0..8).for_each(|_| one_by_one.add_done(&Standing { done, ..Standing::default() }));
+        assert_eq!(cost(&one_by_one, 24_000, Some(0)), [8.0, 16_000.0, 32_000.0, 32_000.0]);
+    }
+
+    #[test]
+    fn what_is_in_flight_at_the_end_of_a_slice_is_held_in_the_next() {
+        let mut next = four_requests().next();
+        assert_eq!((next.requests, next.waits, next.elapsed()), (0, 0, 0));
+        next.add_wait(&Wait { length: Nanos(7), spun: Nanos(7), blocked: false, active: &[] }, Nanos(30_000));
+        assert_eq!((next.held, next.waits, next.elapsed()), (14, 1, 7));
+    }
+
+    fn sample(requests: f64, time: f64, served: f64, added: f64) -> Sample {
+        Sample { requests, time, cost: Cost { served, added } }
+    }
+
+    /// Slices of a request each.
+    fn tally(slices: &[(f64, f64, f64)]) -> Tally {
+        let mut tally = Tally::default();
+        slices.iter().for_each(|&(time, served, added)| tally.add(sample(1.0, time, served, added)));
+        tally
+    }
+
+    #[test]
+    fn a_tally_is_of_all_its_requests_and_of_late_ones_above_all() {
+        let mut all = Tally::default();
+        all.add(sample(1.0, 1.0, 10.0, 100.0));
+        all.add(sample(3.0, 1.0, 20.0, 300.0));
+        assert_eq!((all.cost(), all.slices()), (Cost { served: 17.5, added: 250.0 }, 2.0));
+        let mut long = tally(&[(1.0, 8.0, 80.0); 256]);
+        assert_eq!(long.slices(), 256.0);
+        long.add(sample(1.0, 1.0, 137.0, 209.0));
+        assert_eq!((long.slices(), long.cost()), (129.0, Cost { served: 9.0, added: 81.0 }));
+    }
+
+    #[test]
+    fn strange_is_a_third_more_or_a_quarter_less_and_further_off_than_most() {
+        let steady = tally(&[(300.0, 1.0, 3_000.0); 4]);
+        let restless = tally(&[(200.0, 1.0, 3_000.0), (400.0, 1.0, 3_000.0)]);
+        for (tally, time, added, is_strange) in [
+            (&steady, 400.0, 3_000.0, false),
+            (&steady, 401.0, 3_000.0, true),
+            (&steady, 225.0, 3_000.0, false),
+            (&steady, 224.0, 3_000.0, true),
+            (&steady, 300.0, 4_000.0, false),
+            (&steady, 300.0, 4_001.0, true),
+            (&steady, 300.0, 2_249.0, true),
+            (&restless, 500.0, 3_000.0, false),
+            (&restless, 501.0, 3_000.0, true),
+            (&restless, 100.0, 3_000.0, false),
+            (&restless, 99.0, 3_000.0, true),
+        ] {
+            // What is served counts for nothing here.
+            assert_eq!(tally.is_strange(sample(1.0, time, 50.0, added)), is_strange, "{time} {added}");
+        }
+    }
+
+    #[test]
+    fn habits_are_compared_by_the_rate_where_it_answers_and_else_by_how_late_requests_were() {
+        let against = |one: &[_], two: &[_]| {
+            let Difference { cost, saved, error } = tally(one).against(&tally(two));
+            (cost, saved, error)
+        };
+        let usual = [(1_000.0, 50.0, 70.0); 2];
+        assert_eq!(against(&usual, &[(980.0, 20.0, 30.0); 2]), (70.0, 40.0, 0.0));
+        assert_eq!(against(&usual, &[(979.0, 20.0, 30.0); 2]), (50.0, 30.0, 0.0));
+        assert_eq!(against(&usual, &[(1_021.0, 20.0, 30.0); 2]), (50.0, 30.0, 0.0));
+
+        // The standard error of what is saved, and more where slices are few.
+        let near = |(cost, saved, error): (f64, f64, f64), expected: (f64, f64, f64)| {
+            assert_eq!((cost, saved), (expected.0, expected.1));
+            assert!((error - expected.2).abs() < 1e-6, "{error} {expected:?}");
+        };
+        let uneven = [(1_000.0, 40.0, 90.0), (1_000.0, 60.0, 110.0)];
+        near(against(&uneven, &[(1_000.0, 1.0, 30.0); 3]), (100.0, 70.0, 250_f64.sqrt()));
+        let uneven = [(1_000.0, 40.0, 90.0), (1_000.0, 50.0, 100.0), (1_000.0, 60.0, 110.0)];
+        near(against(&uneven, &[(1_000.0, 1.0, 30.0); 3]), (100.0, 70.0, (200.0 / 3.0_f64).sqrt()));
+        near(against(&[(1_000.0, 1.0, 30.0); 3], &uneven), (30.0, -70.0, (200.0 / 3.0_f64).sqrt()));
+        // A rate that differs by no more than chance is the same: three times the root of 6666.
+        let restless = [(900.0, 40.0, 70.0), (1_000.0, 40.0, 70.0), (1_100.0, 40.0, 70.0)];
+        assert_eq!(against(&restless, &[(756.0, 30.0, 50.0); 3]).0, 70.0);
+        assert_eq!(against(&restless, &[(754.0, 30.0, 50.0); 3]).0, 40.0);
+    }
+
+    #[test]
+    fn verdicts_allow_for_chance() {
+        for (saved, error, [saves, gain, loss, clear, hopeless]) in [
+            (1.0, 0.0, [false, false, false, false, false]),
+            (1.5, 0.0, [true, true, false, false, false]),
+            (2.0, 1.0, [true, false, false, false, false]),
+            (2.5, 1.0, [true, true, false, false, false]),
+            (-1.0, 1.0, [false, false, false, false, false]),
+            (-1.5, 1.0, [false, false, false, true, false]),
+            (-3.0, 1.0, [false, false, false, true, false]),
+            (-3.5, 1.0, [false, false, true, true, false]),
+            (-19.0, 1.0, [false, false, true, true, false]),
+            (-19.5, 1.0, [false, false, true, true, true]),
+        ] {
+            let of = Difference { cost: 32.0, saved, error };
+            let verdicts = [of.saves(), of.is_gain(), of.is_loss(), of.is_clear(), of.is_hopeless()];
+            assert_eq!(verdicts, [saves, gain, loss, clear, hopeless], "{saved} {error}");
+        }
+    }
+
+    #[test]
+    fn costs_add_up_for_each_of_the_two_that_may_be_compared() {
+        let mut cost = Cost { served: 5.0, added: 7.0 } - Cost { served: 2.0, added: 8.0 };
+        assert_eq!(cost, Cost { served: 3.0, added: -1.0 });
+        assert_eq!(cost * 2.0, Cost { served: 6.0, added: -2.0 });
+        assert_eq!(cost.at_least_none(), Cost { served: 3.0, added: 0.0 });
+        cost += Cost { served: 1.0, added: 2.0 };
+        assert_eq!(cost, Cost { served: 4.0, added: 1.0 });
     }
 }

@@ -202,4 +202,45 @@ mod tests {
         }
         assert_eq!(spins, FRUITLESS);
     }
+
+    #[test]
+    fn the_distance_doubles_with_each_trial_of_the_same_rule() {
+        let mut trial = Trial::new(SOONEST, FRUITLESS);
+        let around = 2 * SAMPLE as u32 + SETTLING;
+        let rests: Vec<_> = (0..9).map(|_| one(&mut trial, true, 10_000, 25_000).0 - around).collect();
+        assert_eq!(rests, [128, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 8_192]);
+    }
+
+    /// Waits of which so many blocked.
+    fn sample(lengths: [u64; SAMPLE], blocks: usize) -> Sample {
+        Sample { lengths, waits: SAMPLE, blocks }
+    }
+
+    #[test]
+    fn waits_are_compared_by_their_medians_if_half_of_them_differ() {
+        let (short, long) = ([8, 7, 6, 5, 4, 3, 2, 1], [900, 10, 10, 10, 10, 1, 1, 1]);
+        for (one, other, found) in [
+            (sample(short, 0), sample(long, 8), Some(6)),
+            (sample(long, 8), sample(short, 0), Some(6)),
+            (sample(short, 8), sample(long, 0), Some(-6)),
+            (sample(short, 2), sample(long, 6), Some(6)),
+            (sample(short, 2), sample(long, 5), None),
+            (sample(short, 6), sample(long, 3), None),
+        ] {
+            assert_eq!(added(&one, &other), found, "{one:?} {other:?}");
+        }
+    }
+
+    #[test]
+    fn where_half_of_the_waits_block_that_is_the_rule_and_spinning_is_tried() {
+        for (blocks, arm) in [(3, Arm::Block), (4, Arm::Spin)] {
+            let mut trial = Trial::new(1, FRUITLESS);
+            assert_eq!(trial.take(5, false, |_| true), None);
+            for wait in 0..SAMPLE {
+                assert_eq!(trial.arm(), Arm::AsUsual);
+                assert_eq!(trial.take(5, wait < blocks, |_| true), None);
+            }
+            assert_eq!(trial.arm(), arm);
+        }
+    }
 }
