@@ -217,6 +217,9 @@ mod tests {
             assert_eq!(trace.generate().waits.len(), Builtin::WAITS);
         }
         assert_ne!(Builtin::Mixture.generate().waits, Builtin::Alternating.generate().waits);
+        // The first numbers that SplitMix64 draws with the seeds 1, 2, 3 and 8, modulo 10.
+        let independent = [Builtin::Lognormal, Builtin::Tight, Builtin::Exponential, Builtin::HeavyTail];
+        assert_eq!(independent.map(|trace| trace.generate().waits[0].in_flight), [5, 0, 3, 2]);
     }
 
     #[test]

@@ -542,4 +542,265 @@ mod tests {
         });
         assert!(comes_into_force);
     }
+
+    fn habits() -> Habits {
+        Habits { settling: 0, ..Habits::new(Price::new(Nanos(1_000_000), 1)) }
+    }
+
+    /// So many requests in so many nanoseconds.
+    fn standing(requests: u32, took: u64) -> Standing {
+        Standing { done: Done { requests, took: Nanos(took) }, ..Standing::default() }
+    }
+
+    #[test]
+    fn a_slice_has_requests_enough_and_time_enough_or_comes_to_nothing() {
+        for (is_trial, is_contended, requests, took, waits, is_full) in [
+            (false, false, 32, 1_000_000, 1, true),
+            (false, false, 31, 1_000_000, 1, false),
+            (false, false, 32, 999_999, 1, false),
+            (false, false, 8, 10_000_000, 1, true),
+            (false, false, 7, 10_000_000, 1, false),
+            (false, false, 8, 9_999_999, 1, false),
+            (true, false, 8, 1_000_000, 1, true),
+            (true, false, 7, 1_000_000, 1, false),
+            (true, false, 8, 999_999, 1, false),
+            (false, true, 32, 4_000_000, 1, true),
+            (false, true, 32, 3_999_999, 1, false),
+            (false, false, 7, 0, 256, true),
+            (false, false, 7, 0, 255, false),
+            (false, false, 8, 0, 256, false),
+        ] {
+            let mut habits = habits();
+            habits.trial = is_trial.then(Trial::default);
+            habits.is_contended = is_contended;
+            habits.slice.add_done(&standing(requests, took));
+            habits.slice.waits = waits - 1;
+            habits.observe(&Wait { length: Nanos::ZERO, spun: Nanos::ZERO, blocked: false, active: &[] });
+            assert_eq!(habits.wants_cpu_time(), is_full, "{is_trial} {is_contended} {requests} {took} {waits}");
+        }
+    }
+
+    #[test]
+    fn a_trial_of_spinning_to_the_end_is_given_up_after_two_spins_in_vain() {
+        for (rival, after, spun, blocked, vain) in [
+            (4, None, 1_000_000, true, 1),
+            (4, None, 999_999, true, 0),
+            (4, None, 1_000_000, false, 0),
+            (3, None, 1_000_000, true, 0),
+            (4, Some(0), 1_000_000, true, 0),
+        ] {
+            let mut habits = habits();
+            habits.trial = Some(Trial { rival, after, ..Trial::default() });
+            habits.rivals[rival].gap = 600_000_000;
+            let wait = Wait { length: Nanos(1_000_000), spun: Nanos(spun), blocked, active: &[] };
+            habits.observe(&wait);
+            assert_eq!((habits.slice.vain, habits.is_full), (vain, false));
+            habits.observe(&wait);
+            assert_eq!(habits.is_full, vain > 0);
+            if vain > 0 {
+                habits.resume(&Standing::default());
+                let Rival { excess, gap, lasted, .. } = habits.rivals[rival];
+                assert!(habits.trial.is_none());
+                let lost = Cost { served: 2_000_000.0, added: 2_000_000.0 };
+                assert_eq!((excess, gap, lasted), (lost, LATEST, 2_000_000));
+            }
+        }
+    }
+
+    #[test]
+    fn who_spins_to_the_end_does_so_while_requests_come_one_soon_after_another() {
+        let endless = Nanos(1_000_000);
+        for (kind, length, soon) in [
+            (EventKind::Queue, endless, 4),
+            (EventKind::Completion, endless, 4),
+            (EventKind::Queue, endless + Nanos(1), 0),
+            (EventKind::Other, Nanos(SHORT), 3),
+            (EventKind::Other, Nanos(SHORT + 1), 0),
+        ] {
+            let mut habits = Habits { soon: 3, in_force: 4, ..habits() };
+            habits.resume(&Standing { last: LastWait { kind, length }, ..Standing::default() });
+            assert_eq!(habits.soon, soon, "{kind:?} {length}");
+            let window = (soon == 4).then_some(1_000_000);
+            assert_eq!((habits.window(), habits.trusted(), habits.is_trial()), (window, window, false));
+        }
+        let mut tried = Habits { in_force: 3, trial: Some(Trial { rival: 1, ..Trial::default() }), ..habits() };
+        assert_eq!((tried.window(), tried.trusted(), tried.is_trial()), (Some(0), Some(16_000), true));
+        tried.trial = Some(Trial { rival: 1, after: Some(0), ..Trial::default() });
+        assert_eq!((tried.window(), tried.trusted(), tried.is_trial()), (Some(16_000), Some(16_000), false));
+    }
+
+    #[test]
+    fn a_trial_is_due_when_the_last_one_has_been_paid_for_or_was_long_ago() {
+        let both = |each: f64| Cost { served: each, added: each };
+        let rival = Rival { excess: both(1.0), gap: 100, ..Rival::default() };
+        for (spent, rested, lasted, stale, is_due) in [
+            (256.0, 100, 0, false, true),
+            (256.0, 99, 0, false, false),
+            (255.0, 100, 0, false, false),
+            (8.0, 0, 0, true, true),
+            (7.0, 0, 0, true, false),
+            (0.0, 4_000_000_000, 0, false, true),
+            (0.0, 3_999_999_999, 0, false, false),
+            (0.0, 6_400_000_000, 100_000_000, false, true),
+            (0.0, 6_399_999_999, 100_000_000, false, false),
+        ] {
+            let rival = Rival { spent: both(spent), rested, lasted, stale, ..rival };
+            assert_eq!(rival.is_due(8.0), is_due, "{spent} {rested} {lasted} {stale}");
+        }
+    }
+
+    /// Two requests, so far apart, at such a cost.
+    fn sample(time: f64, each: f64) -> Sample {
+        Sample { requests: 2.0, time, cost: Cost { served: each, added: each } }
+    }
+
+    fn tally(time: f64, costs: &[f64]) -> Tally {
+        let mut tally = Tally::default();
+        costs.iter().for_each(|&each| tally.add(sample(time, each)));
+        tally
+    }
+
+    /// A slice of a millisecond.
+    fn slice() -> Slice {
+        let mut slice = Slice::default();
+        slice.add_done(&standing(2, 1_000_000));
+        slice
+    }
+
+    #[test]
+    fn three_strange_slices_in_a_row_are_another_load() {
+        let none_due = [Rival { gap: u64::MAX, ..Rival::default() }; HABITS.len()];
+        let rest = |usual, costs: &[f64], impatience| {
+            let mut habits = Habits { rivals: none_due, impatience, ..habits() };
+            (0..usual).for_each(|_| habits.rest(&slice(), sample(100.0, 10.0)));
+            habits.tried = Some(2);
+            costs.iter().for_each(|&each| habits.rest(&slice(), sample(100.0, each)));
+            habits
+        };
+        assert_eq!(rest(3, &[20.0], 8.0).odd, 0, "three slices are too few to judge by");
+        assert_eq!(rest(4, &[20.0], 8.0).odd, 1);
+
+        let habits = rest(16, &[20.0; 2], 8.0);
+        assert_eq!((habits.odd, habits.rivals[2].stale, habits.trial.is_none()), (2, false, true));
+        // What it leaves behind is part of what the last trial cost: 2 x 10, and then, for 180 / 17 is usual by now, less.
+        let excess = 20.0 + 2.0 * (20.0 - 180.0 / 17.0);
+        assert!((habits.rivals[2].excess.added - excess).abs() < 1e-9, "{:?}", habits.rivals[2].excess);
+        assert_eq!(habits.rivals[1].excess, Cost::default());
+
+        let habits = rest(16, &[20.0, 20.0, 11.0], 8.0);
+        assert_eq!((habits.odd, habits.tried, habits.strange.slices()), (0, None, 0.0));
+
+        for (impatience, after) in [(8.0, 16.0), (200.0, 256.0)] {
+            let habits = rest(16, &[20.0; 3], impatience);
+            assert!(habits.rivals.iter().all(|rival| rival.stale) && habits.tried.is_none());
+            assert_eq!((habits.odd, habits.own.slices(), habits.impatience), (0, 3.0, after));
+            assert_eq!(habits.own.cost(), Cost { served: 20.0, added: 20.0 });
+        }
+    }
+
+    #[test]
+    fn between_trials_the_books_are_kept_and_the_one_that_rested_longest_comes_first() {
+        let mut habits = Habits { impatience: 64.0, calm: CALM - 1_000_001, ..habits() };
+        for (rival, rested) in [(0, 9), (1, 1), (2, 5), (3, 3), (4, 4)] {
+            habits.rivals[rival].rested = rested;
+        }
+        (0..3).for_each(|_| habits.rest(&slice(), sample(100.0, 10.0)));
+        assert!(habits.trial.is_none(), "it takes four to compare with");
+        // A second without a change halves impatience, once.
+        assert_eq!((habits.impatience, habits.calm), (32.0, 1_000_000));
+        habits.rest(&slice(), sample(100.0, 10.0));
+        let trial = habits.trial.unwrap();
+        assert_eq!((trial.rival, trial.sides[0].slices(), habits.rivals[2].base.slices()), (2, 4.0, 4.0));
+        let Rival { spent, rested, .. } = habits.rivals[1];
+        assert_eq!((spent, rested), (Cost { served: 80.0, added: 80.0 }, 4_000_001));
+        let mut habits = Habits { calm: CALM - 1_000_000, ..self::habits() };
+        habits.rest(&slice(), sample(100.0, 10.0));
+        assert_eq!((habits.impatience, habits.calm), (IMPATIENCE, 0));
+    }
+
+    #[test]
+    fn a_trial_has_eight_slices_after_two_to_settle_unless_it_is_hopeless() {
+        for (each, slices) in [(10.0, 10), (20.0, 3)] {
+            let mut habits = habits();
+            habits.trial = Some(Trial { rival: 2, ..Trial::default() });
+            habits.rivals[2].base = tally(100.0, &[10.0; 4]);
+            while habits.trial.unwrap().after.is_none() {
+                habits.go_on(&slice(), sample(100.0, each));
+            }
+            let Trial { slices: had, lasted, spent, requests, own, .. } = habits.trial.unwrap();
+            assert_eq!((had, lasted, requests), (slices, u64::from(slices) * 1_000_000, f64::from(slices) * 2.0));
+            assert_eq!(
+                (own.slices(), habits.rivals[2].own.slices()),
+                (f64::from(slices) - 2.0, f64::from(slices) - 2.0)
+            );
+            assert_eq!(spent.added, f64::from(slices) * 2.0 * each);
+            // Two slices that do not count come after it, and four that do.
+            for after in 1..=6 {
+                assert_eq!(habits.trial.unwrap().sides[1].slices(), f64::from(after).max(3.0) - 3.0);
+                habits.look_back(sample(100.0, 10.0));
+            }
+            assert!(habits.trial.is_none());
+            assert_eq!((habits.rivals[2].base.slices(), habits.own.slices()), (8.0, 4.0));
+        }
+    }
+
+    #[test]
+    fn a_trial_cost_what_it_took_beyond_its_neighbours() {
+        let sides = [tally(1.0, &[10.0]), tally(1.0, &[14.0])];
+        let spent = Cost { served: 100.0, added: 90.0 };
+        let trial = Trial { spent, requests: 6.0, sides, ..Trial::default() };
+        assert_eq!(trial.excess(), Cost { served: 28.0, added: 18.0 });
+    }
+
+    #[test]
+    fn a_habit_comes_into_force_where_its_trial_was_cheaper_and_is_tried_again_later_where_it_was_not() {
+        /// What the habit in force came to before the trial and after it, the rival in it, and in all of its trials what it was
+        /// compared with; how many there were before; whether it comes into force.
+        type Tried = (f64, f64, f64, [f64; 2], u32, bool);
+        let tried: [Tried; 6] = [
+            (12.0, 12.0, 10.0, [12.0, 12.0], 0, true),
+            (12.0, 10.0, 10.0, [12.0, 12.0], 0, false),
+            (10.0, 12.0, 10.0, [12.0, 12.0], 2, false),
+            (10.0, 12.0, 10.0, [12.0, 12.0], 3, true),
+            // Too uneven to tell, but what came long before tells.
+            (12.0, 12.0, 10.0, [4.0, 20.0], 0, true),
+            (10.0, 10.0, 10.0, [4.0, 20.0], 3, false),
+        ];
+        for (before, after, own, base, trials, wins) in tried {
+            let mut habits =
+                Habits { beside: BESIDE, impatience: 64.0, calm: 5, own: tally(9.0, &[12.0; 4]), ..habits() };
+            let sides = [tally(9.0, &[before; 4]), tally(9.0, &[after; 4])];
+            habits.trial = Some(Trial { rival: 2, own: tally(9.0, &[own; 4]), sides, ..Trial::default() });
+            habits.rivals[2] =
+                Rival { own: tally(9.0, &[own; 4]), base: tally(9.0, &base), trials, ..Rival::default() };
+            habits.decide();
+            let expected = if wins { (2, 0, IMPATIENCE, 0, true) } else { (0, BESIDE, 64.0, 5, false) };
+            let Habits { in_force, beside, impatience, calm, rivals, .. } = habits;
+            assert_eq!((in_force, beside, impatience, calm, rivals[1].stale), expected, "{before} {after} {base:?}");
+            assert_eq!(rivals[2].trials, trials + 1);
+            assert_eq!(habits.own.cost().added, if wins { own } else { 12.0 });
+        }
+
+        // In nanoseconds: how long until the next trial, by the last time, and whether its end is remembered as a loss.
+        for (own, base, stale, gap, then, is_loss) in [
+            (20.0, [10.0, 10.0], false, 0, SOONEST, true),
+            (20.0, [10.0, 10.0], false, 50_000_000, 100_000_000, true),
+            (20.0, [10.0, 10.0], false, 600_000_000, LATEST, true),
+            (20.0, [10.0, 10.0], true, 600_000_000, SOONEST, true),
+            (10.0, [10.0, 10.0], false, 600_000_000, LATEST, false),
+            (10.0, [4.0, 16.0], false, 150_000_000, UNCLEAR, false),
+        ] {
+            let mut habits = Habits { own: tally(9.0, &[10.0; 4]), ..habits() };
+            let sides = [tally(9.0, &[10.0; 4]), tally(9.0, &[10.0; 4])];
+            let trial = Trial { rival: 2, own: tally(9.0, &[own; 4]), sides, lasted: 7, ..Trial::default() };
+            habits.trial = Some(trial);
+            let spent = Cost { served: 1.0, added: 1.0 };
+            let (own, base) = (tally(9.0, &[own; 4]), tally(9.0, &base));
+            habits.rivals[2] = Rival { own, base, stale, gap, spent, rested: 5, ..Rival::default() };
+            habits.decide();
+            let Rival { gap, lasted, spent, rested, stale, .. } = habits.rivals[2];
+            assert_eq!((gap, lasted, spent, rested, stale), (then, 7, Cost::default(), 0, false));
+            assert_eq!((habits.tried, habits.in_force), (is_loss.then_some(2), LEARNED));
+        }
+    }
 }

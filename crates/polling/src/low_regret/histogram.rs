@@ -154,4 +154,40 @@ mod tests {
         let waits = std::iter::repeat_n(150_000, 3_000).chain(std::iter::repeat_n(10_000, 3_000));
         assert_eq!(after(waits, &price(32_768)), Some(10_239));
     }
+
+    #[test]
+    fn advice_is_renewed_when_the_evidence_has_doubled_and_then_every_64_waits() {
+        let price = price(32_768);
+        let mut histogram = Histogram::new();
+        let mut reviews = Vec::new();
+        for wait in 1..=256 {
+            let before = histogram.until_review;
+            histogram.add(10_000, &price);
+            if before == 1 {
+                reviews.push(wait);
+            }
+        }
+        assert_eq!(reviews, [8, 16, 32, 64, 128, 192, 256]);
+        histogram.hurry();
+        assert_eq!(histogram.until_review, 1);
+    }
+
+    #[test]
+    fn half_of_1024_waits_are_remembered() {
+        let price = price(32_768);
+        let mut histogram = Histogram::new();
+        (0..1_023).for_each(|wait| histogram.add(if wait % 2 == 0 { 10_000 } else { 150_000 }, &price));
+        let counted = |histogram: &Histogram, length| u32::from(histogram.counts[bucket(length)] / ONE);
+        assert_eq!((histogram.total / u32::from(ONE), counted(&histogram, 10_000)), (1_023, 512));
+        histogram.add(150_000, &price);
+        assert_eq!((histogram.total / u32::from(ONE), counted(&histogram, 10_000)), (512, 256));
+        // No window finds these: they are all one.
+        assert_eq!(histogram.counts[BUCKETS - 1] / ONE, 256);
+    }
+
+    #[test]
+    fn a_wait_as_long_as_the_maximum_can_be_found() {
+        assert_eq!(after([20_000; 8], &price(20_000)), Some(20_000));
+        assert_eq!(after([20_001; 8], &price(20_000)), Some(0));
+    }
 }

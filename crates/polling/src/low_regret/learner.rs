@@ -187,4 +187,92 @@ mod tests {
         // Under one that is in force it is.
         assert_ne!(see(&mut learner, Say::Later, 150_000, 2_000), before);
     }
+
+    fn learner(depth: Depth) -> Learner {
+        let mut price = Price::new(Nanos(1_000_000), 1);
+        price.set_block(BlockCost { cpu: Nanos(10_000), latency: Nanos(20_000) });
+        Learner::new(depth, price)
+    }
+
+    #[test]
+    fn where_waits_are_too_long_one_in_128_is_probed_and_a_surprise_is_followed_by_more_probes_until_the_first_miss() {
+        let mut learner = learner(Depth::Many);
+        let last = Class::of(150_000);
+        let mut probed = |length: u64| {
+            let decision = learner.decide(last, Say::Now);
+            let (spun, blocked) = (Nanos(length.min(decision.window)), length > decision.window);
+            learner.observe(&decision, last, &Wait { length: Nanos(length), spun, blocked, active: &[] });
+            (decision.trusted < decision.window).then_some(decision.window)
+        };
+        // Eight waits tell it so.
+        let probes: Vec<_> = (0..8 + 3 * 128).filter(|_| probed(150_000) == Some(30_000)).collect();
+        assert_eq!(probes, [7 + 128, 7 + 2 * 128, 7 + 3 * 128]);
+        assert!((1..128).all(|_| probed(150_000).is_none()));
+        let row = [25_000, 25_000, 150_000, 150_000].map(|length| probed(length).is_some());
+        assert_eq!(row, [true, true, true, false]);
+    }
+
+    #[test]
+    fn what_trials_find_is_met_half_way_and_where_a_guest_may_not_wait_a_block_is_never_taken_for_less_than_it_is() {
+        for (depth, found, block) in [
+            (Depth::One, 30_000, 35_000),
+            (Depth::One, -20_000, 10_000),
+            (Depth::None, 30_000, 35_000),
+            (Depth::None, -20_000, 30_000),
+        ] {
+            let mut learner = learner(depth);
+            learner.learn_added(found);
+            assert_eq!(learner.price.block(), block, "{depth:?} {found}");
+            // Later wake-ups come on top.
+            let added = learner.added.unwrap();
+            assert_eq!(added, 20_000_i64.midpoint(found));
+            learner.set_block(BlockCost { cpu: Nanos(10_000), latency: Nanos(25_000) });
+            assert_eq!((learner.added, learner.price.block()), (Some(added + 5_000), block + 5_000));
+        }
+    }
+
+    #[test]
+    fn a_wait_that_a_trial_slept_through_is_learned_by_no_expert() {
+        let slept = |reason| {
+            let mut learner = learner(Depth::Many);
+            let decision = Decision { reason, ..learner.decide(Class::of(1_000), Say::Now) };
+            let wait = Wait { length: Nanos(600_000), spun: Nanos::ZERO, blocked: true, active: &[] };
+            learner.observe(&decision, Class::of(1_000), &wait)
+        };
+        let (as_it_was, new) = (Class::of(1_000), Class::of(580_000));
+        for (reason, class) in [
+            (Reason::Trusted, new),
+            (Reason::Probe, new),
+            (Reason::Overruled, new),
+            (Reason::Trial(Arm::Spin), new),
+            (Reason::Trial(Arm::Block), as_it_was),
+            (Reason::Ignored, as_it_was),
+        ] {
+            assert_eq!(slept(reason), class);
+        }
+    }
+
+    #[test]
+    fn a_trial_begins_where_a_single_wait_can_tell_and_it_is_for_the_learner_to_say() {
+        for (depth, say, spins, is_tried) in [
+            (Depth::One, Say::Now, true, true),
+            (Depth::None, Say::Now, false, true),
+            // Whether a guest waits nobody knows, and so nothing is slept through.
+            (Depth::None, Say::Now, true, false),
+            (Depth::Many, Say::Now, true, false),
+            (Depth::One, Say::Later, true, false),
+            (Depth::One, Say::None, true, false),
+        ] {
+            let mut learner = learner(depth);
+            let length = if spins { 20_000 } else { 150_000 };
+            let is_seen = (0..200).any(|_| {
+                let decision = learner.decide(Class::of(length), say);
+                let (spun, blocked) = (Nanos(length.min(decision.window)), length > decision.window);
+                let wait = Wait { length: Nanos(length), spun, blocked, active: &[] };
+                learner.observe(&decision, Class::of(length), &wait);
+                learner.trial.arm() != Arm::AsUsual
+            });
+            assert_eq!(is_seen, is_tried, "{depth:?} {say:?} {spins}");
+        }
+    }
 }

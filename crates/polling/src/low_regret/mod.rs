@@ -124,7 +124,7 @@ impl Policy for LowRegret {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{EventKind, LastWait};
+    use crate::{Done, EventKind, LastWait};
 
     const WAKEUP: u64 = 18_000;
 
@@ -227,5 +227,31 @@ mod tests {
         let mut policy = policy(32_768);
         let windows = play(&mut policy, [10_000; 100], WAKEUP);
         assert_eq!(policy.window_now(), Nanos(windows[99]));
+    }
+
+    #[test]
+    fn of_waits_under_a_habit_that_is_in_force_it_learns_and_of_those_under_one_that_is_tried_it_does_not() {
+        let mut policy = policy(1_000_000);
+        // Whether the window was the habit's, and whether that was tried; and whether the CPU time was asked for.
+        let (mut seen, mut asked) = ([[false; 2]; 2], [false; 2]);
+        let mut last = LastWait::default();
+        for _ in 0..20_000 {
+            asked[usize::from(policy.wants_cpu_time())] = true;
+            let done = Done { requests: 8, took: Nanos::ZERO };
+            let window = policy.window(&Standing { in_flight: 1, done, last, ..Standing::default() }).0;
+            let (is_tried, is_ruled) = (policy.habits.is_trial(), policy.habits.window().is_some());
+            // Whatever is tried is cheaper, and so comes into force.
+            let length = if is_tried { 100_000 } else { 900_000 };
+            let (spun, blocked) = (Nanos(length.min(window)), length > window);
+            policy.last = Class::default();
+            policy.observe(&Wait { length: Nanos(length), spun, blocked, active: &[] });
+            assert_eq!(policy.last != Class::default(), !(is_tried && is_ruled));
+            last = LastWait { kind: EventKind::Completion, length: Nanos(length) };
+            seen[usize::from(is_ruled)][usize::from(is_tried)] = true;
+            if seen[1] == [true; 2] {
+                break;
+            }
+        }
+        assert_eq!((seen[1], asked), ([true; 2], [true; 2]));
     }
 }
