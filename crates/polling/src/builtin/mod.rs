@@ -285,6 +285,7 @@ mod tests {
                 assert_eq!(record.ready.iter().collect::<Vec<_>>(), [(slot, record.ended_by)]);
             }
         }
+        assert_eq!(Builtin::Tight.note(), "lognormal, median 150 us, sigma 0.02");
         let structured = Builtin::ALL.into_iter().filter(|trace| trace.has_structure());
         assert!(structured.eq([Builtin::Alternating, Builtin::Bursts, Builtin::Phases]));
     }

@@ -104,5 +104,8 @@ mod tests {
         assert!((0..1_000).all(|_| random.pareto(4.0, 1.1) >= 4.0));
         let units: Vec<_> = (0..1_000).map(|_| random.unit()).collect();
         assert!(units.iter().all(|&unit| unit > 0.0 && unit <= 1.0));
+        // The next number is 0, of which there is no logarithm.
+        let mut random = Random::seeded(0_u64.wrapping_sub(0x9e37_79b9_7f4a_7c15));
+        assert_eq!(random.unit(), 1.0 / (1_u64 << 53) as f64);
     }
 }

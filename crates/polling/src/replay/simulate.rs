@@ -163,13 +163,15 @@ mod tests {
         assert_eq!(windows, [0, 4_000, 4_000, 0]);
     }
 
+    /// Length of a wait, what of it was spun, whether it blocked; slots on the list, those ready marked.
+    type Noted = (u64, u64, bool, Vec<(u32, bool)>);
+
     /// Spins for so long, and notes what it is told.
     struct Noting {
         window: Nanos,
         every_turn: bool,
         before: Vec<(u32, LastWait)>,
-        /// Length, what of it was spun, whether it blocked; slots on the list, those ready marked.
-        waits: Vec<(u64, u64, bool, Vec<(u32, bool)>)>,
+        waits: Vec<Noted>,
     }
 
     impl Policy for Noting {
