@@ -66,6 +66,14 @@ mod tests {
         );
     }
 
+    #[test]
+    fn an_odd_number_is_heads_and_a_normal_one_above_its_mean_is_a_long_wait() {
+        let seeded = || Random::seeded(1_234_567);
+        assert!(seeded().coin());
+        // 0.35 and 0.17 of the way, and so 0.67 deviations above the mean.
+        assert!((11.0..11.3).contains(&seeded().lognormal(8.0, 0.5)));
+    }
+
     /// Means of what is drawn, many times over.
     fn mean(mut draw: impl FnMut(&mut Random) -> f64) -> f64 {
         const DRAWN: u32 = 100_000;

@@ -137,9 +137,10 @@ mod tests {
     #[test]
     fn the_leader_is_followed_until_another_has_been_cheaper_by_a_fiftieth() {
         for (ours, leader) in [(92, 1), (93, 2)] {
-            let mut experts = Experts { losses: [0, ours, 90, 200], ..Experts::new() };
+            // Of two that are as cheap it is the first.
+            let mut experts = Experts { losses: [0, ours, 90, 90], ..Experts::new() };
             experts.add_losses(&[0, 20, 20, 20], 10, &price());
-            assert_eq!((experts.losses, experts.leader), ([30_000, ours + 10, 100, 210], leader));
+            assert_eq!((experts.losses, experts.leader), ([30_000, ours + 10, 100, 100], leader));
         }
         // What was lost long ago counts less.
         let mut experts = Experts { losses: [25_600; EXPERTS], ..Experts::new() };

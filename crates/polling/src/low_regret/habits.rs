@@ -581,6 +581,16 @@ mod tests {
     }
 
     #[test]
+    fn waits_without_a_request_are_no_slice_to_judge_by() {
+        let mut habits = Habits { is_full: true, ..habits() };
+        habits.resume(&standing(0, 1_000_000));
+        assert_eq!((habits.own.slices(), habits.is_full), (0.0, false));
+        habits.is_full = true;
+        habits.resume(&standing(1, 1_000_000));
+        assert_eq!(habits.own.slices(), 1.0);
+    }
+
+    #[test]
     fn a_trial_of_spinning_to_the_end_is_given_up_after_two_spins_in_vain() {
         for (rival, after, spun, blocked, vain) in [
             (4, None, 1_000_000, true, 1),
@@ -623,6 +633,9 @@ mod tests {
             let window = (soon == 4).then_some(1_000_000);
             assert_eq!((habits.window(), habits.trusted(), habits.is_trial()), (window, window, false));
         }
+        let mut dear = Habits { soon: 4, in_force: 4, ..Habits::new(Price::new(Nanos::MAX, 1)) };
+        dear.set_block(BlockCost { cpu: Nanos(10_000), latency: Nanos(100_000) });
+        assert_eq!(dear.window(), Some(1_760_000));
         let mut tried = Habits { in_force: 3, trial: Some(Trial { rival: 1, ..Trial::default() }), ..habits() };
         assert_eq!((tried.window(), tried.trusted(), tried.is_trial()), (Some(0), Some(16_000), true));
         tried.trial = Some(Trial { rival: 1, after: Some(0), ..Trial::default() });
@@ -679,6 +692,11 @@ mod tests {
         };
         assert_eq!(rest(3, &[20.0], 8.0).odd, 0, "three slices are too few to judge by");
         assert_eq!(rest(4, &[20.0], 8.0).odd, 1);
+        // While one is in the making nothing is tried.
+        let mut habits = rest(16, &[20.0], 8.0);
+        habits.rivals = Default::default();
+        habits.rest(&slice(), sample(100.0, 20.0));
+        assert!(habits.trial.is_none());
 
         let habits = rest(16, &[20.0; 2], 8.0);
         assert_eq!((habits.odd, habits.rivals[2].stale, habits.trial.is_none()), (2, false, true));

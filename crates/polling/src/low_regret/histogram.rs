@@ -125,6 +125,9 @@ mod tests {
         assert_eq!(after(mixture(), &price(32_768)), Some(3_071));
         assert_eq!(after([80_000; 100], &price(32_768)), Some(0));
         assert_eq!(after([80_000; 100], &price(10_000_000)), Some(0));
+        // What is spun in vain counts: nine times for each that is found.
+        let mostly_long = (0..200).map(|wait| if wait % 10 == 0 { 20_000 } else { 80_000 });
+        assert_eq!(after(mostly_long, &price(32_768)), Some(0));
     }
 
     #[test]
@@ -189,5 +192,9 @@ mod tests {
     fn a_wait_as_long_as_the_maximum_can_be_found() {
         assert_eq!(after([20_000; 8], &price(20_000)), Some(20_000));
         assert_eq!(after([20_001; 8], &price(20_000)), Some(0));
+        // Where to spin costs as much as to block it is not spun for.
+        let mut price = price(20_000);
+        price.set_block(BlockCost::from_total(Nanos(MIDDLE[bucket(10_000)])));
+        assert_eq!(after([10_000; 8], &price), Some(0));
     }
 }

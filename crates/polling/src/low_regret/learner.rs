@@ -210,6 +210,9 @@ mod tests {
         assert!((1..128).all(|_| probed(150_000).is_none()));
         let row = [25_000, 25_000, 150_000, 150_000].map(|length| probed(length).is_some());
         assert_eq!(row, [true, true, true, false]);
+        // One that is no longer than what is spun for anyway is no surprise.
+        assert!((2..128).all(|_| probed(150_000).is_none()));
+        assert_eq!([0, 150_000].map(|length| probed(length).is_some()), [true, false]);
     }
 
     #[test]

@@ -390,6 +390,10 @@ mod tests {
         assert_eq!((next.requests, next.waits, next.elapsed()), (0, 0, 0));
         next.add_wait(&Wait { length: Nanos(7), spun: Nanos(7), blocked: false, active: &[] }, Nanos(30_000));
         assert_eq!((next.held, next.waits, next.elapsed()), (14, 1, 7));
+        // What an engine ended is no kick.
+        let active = [Active { slot: crate::Slot(0), kind: EventKind::Completion, ready: true }];
+        next.add_wait(&Wait { length: Nanos(7), spun: Nanos(0), blocked: true, active: &active }, Nanos(30_000));
+        assert_eq!((next.blocks, next.kicks), (1, 0));
     }
 
     fn sample(requests: f64, time: f64, served: f64, added: f64) -> Sample {
@@ -413,6 +417,11 @@ mod tests {
         assert_eq!(long.slices(), 256.0);
         long.add(sample(1.0, 1.0, 137.0, 209.0));
         assert_eq!((long.slices(), long.cost()), (129.0, Cost { served: 9.0, added: 81.0 }));
+        // Their spread, too.
+        let mut uneven = Tally::default();
+        (0..256).for_each(|slice| uneven.add(sample(1.0, if slice % 2 == 0 { 200.0 } else { 400.0 }, 0.0, 0.0)));
+        uneven.add(sample(1.0, 300.0, 0.0, 0.0));
+        assert!((uneven.time.variance(uneven.requests) - 10_000.0 * 128.0 / 129.0).abs() < 1e-6);
     }
 
     #[test]

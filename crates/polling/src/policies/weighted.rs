@@ -224,6 +224,7 @@ mod tests {
         assert_eq!(policy.window_now(), Nanos(10_000));
         policy.observe(&wait(1_000_000, &[]));
         assert_eq!(policy.window_now(), Nanos(10_000));
+        assert_eq!(policy.window(&Standing::default()), Nanos(10_000));
     }
 
     #[test]
