@@ -375,12 +375,6 @@ fn restrict(uring: &IoUring) -> io::Result<()> {
     uring.submitter().register_restrictions(&mut all)
 }
 
-impl AsRawFd for Ring {
-    fn as_raw_fd(&self) -> RawFd {
-        self.uring.as_raw_fd()
-    }
-}
-
 fn explain(e: io::Error) -> RingError {
     match e.raw_os_error() {
         Some(libc::ENOSYS) => RingError::Missing,
