@@ -337,6 +337,23 @@ fn handles_are_equal_that_speak_to_the_same_loop() {
 }
 
 #[test]
+fn a_command_that_comes_when_the_loop_has_looked_for_the_last_time_before_it_sleeps_is_obeyed() {
+    let options =
+        LoopOptions { idle_after: Nanos::from_millis(3_600_000), ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let (handle, thread) = spawn::<Bell>(options, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    let (mut bell, outside, _hear) = bell();
+    let (tell, told) = channel();
+    let theirs = handle.clone();
+    bell.when_armed = Some(Box::new(move || theirs.send(move |_| tell.send(()).unwrap())));
+    // There before it comes, so that it is armed when there is nothing else to do.
+    outside.ring();
+    handle.attach(bell).unwrap();
+    told.recv_timeout(PATIENCE).expect("it is obeyed");
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
+}
+
+#[test]
 fn an_idle_source_is_not_starved_by_one_that_always_has_work() {
     on_every_loop(|handle| {
         let (mut busy, busy_outside, _hear_busy) = bell();
