@@ -46,9 +46,7 @@ pub trait Backend {
 
     /// Whether an engine has left since the last call, asked after each [`reap`](Self::reap): its descriptor stays open until
     /// the next [`submit`](Self::submit), so that the loop watches none that another may have by then.
-    fn takes_leave(&mut self) -> bool {
-        false
-    }
+    fn takes_leave(&mut self) -> bool;
 
     /// One of the [`descriptors`](Self::descriptors) has announced something.
     fn announced(&mut self, _fd: RawFd) {}

@@ -329,6 +329,50 @@ mod tests {
     }
 
     #[test]
+    fn each_file_takes_a_thread_of_its_own_and_waits_where_there_are_as_many_as_may_be() {
+        let file = || OwnedFd::from(std::fs::File::open("/proc/self/status").unwrap());
+        let made = |threads, waiting: Vec<OwnedFd>, files: Vec<OwnedFd>| Closer {
+            state: Mutex::new(State { waiting: waiting.into(), files: files.into(), threads, has_begun: true }),
+            has_work: Condvar::new(),
+            has_room: Condvar::new(),
+        };
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let closer = made(MOST_THREADS - 1, vec![socket.into()], vec![file(), file()]);
+        assert!(matches!(closer.next(), Work::File(_)));
+        assert_eq!(closer.lock().threads, MOST_THREADS);
+        assert!(matches!(closer.next(), Work::Descriptor(_)), "the other has to wait");
+
+        // Nobody ends this one, which sleeps when it has done its work.
+        let (socket, mut other) = UnixStream::pair().unwrap();
+        let closer: &Closer = Box::leak(Box::new(made(MOST_THREADS, vec![file(), socket.into()], vec![])));
+        thread::spawn(|| closer.run(&Timer::new().unwrap()));
+        other.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        assert_eq!(other.read(&mut [0]).unwrap(), 0, "it goes on with what no file system has");
+        assert_eq!(closer.lock().files.len(), 1, "the thread that closes all others closes no file");
+    }
+
+    #[test]
+    fn who_lets_peers_in_waits_until_few_descriptors_are_left_to_be_closed_or_for_a_moment() {
+        begin().unwrap();
+        let (mut others, mut peers) = (Vec::new(), Vec::new());
+        for _ in 0..100 {
+            // It takes a while to close, so that what comes after it is there for some time.
+            let (socket, peer) = lingering();
+            peers.push(peer);
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            theirs.set_nonblocking(true).unwrap();
+            others.push((theirs, [FromPeer::from(OwnedFd::from(socket)), FromPeer::from(ours)]));
+        }
+        let others: Vec<_> = others.into_iter().map(|(theirs, _dropped)| theirs).collect();
+        let begin = std::time::Instant::now();
+        await_room();
+        let waited = begin.elapsed();
+        // They are closed in this order. One is in hand, and before each there is one that lingers.
+        let closed = others.iter().take_while(|other| (&**other).read(&mut [0]).is_ok()).count();
+        assert!(waited >= PATIENCE || 2 * (others.len() - closed) <= MOST_WAITING + 2, "{closed} in {waited:?}");
+    }
+
+    #[test]
     fn files_are_told_from_what_no_file_system_has() {
         let (socket, _other) = UnixStream::pair().unwrap();
         assert!(asks_nobody(&socket));

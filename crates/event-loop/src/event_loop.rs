@@ -112,11 +112,6 @@ impl<S: Source> EventLoop<S> {
         &self.mailbox
     }
 
-    /// The loop's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// The monitor in use, never [`MonitorChoice::Auto`].
     pub const fn monitor_name(&self) -> MonitorChoice {
         self.monitor_name

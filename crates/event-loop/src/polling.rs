@@ -186,3 +186,219 @@ impl Polling {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    use egret_polling::Contention;
+
+    use super::*;
+
+    /// What a policy answers, and what it was told.
+    #[derive(Default)]
+    struct Told {
+        window: Nanos,
+        every_turn: bool,
+        cpu: bool,
+        resets: u64,
+        standing: Vec<Standing>,
+        /// How long, how much of it spinning, whether it slept, and how many sources were active.
+        waits: Vec<(u64, u64, bool, usize)>,
+        forgotten: Vec<Slot>,
+        costs: Vec<BlockCost>,
+        contended: usize,
+    }
+
+    #[derive(Clone, Default)]
+    struct Confidant(Arc<Mutex<Told>>);
+
+    impl Confidant {
+        fn told(&self) -> MutexGuard<'_, Told> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    impl Policy for Confidant {
+        fn window(&mut self, before: &Standing) -> Nanos {
+            self.told().standing.push(*before);
+            self.window_now()
+        }
+        fn observe(&mut self, wait: &Wait<'_>) {
+            self.told().waits.push((wait.length.0, wait.spun.0, wait.blocked, wait.active.len()));
+        }
+        fn forget(&mut self, slot: Slot) {
+            self.told().forgotten.push(slot);
+        }
+        fn window_now(&self) -> Nanos {
+            self.told().window
+        }
+        fn weighs_block_cost(&self) -> bool {
+            true
+        }
+        fn observes_every_turn(&self) -> bool {
+            self.told().every_turn
+        }
+        fn resets(&self) -> u64 {
+            self.told().resets
+        }
+        fn wants_cpu_time(&self) -> bool {
+            self.told().cpu
+        }
+        fn set_block_cost(&mut self, cost: BlockCost) {
+            self.told().costs.push(cost);
+        }
+        fn contend(&mut self, _evidence: Contention) {
+            self.told().contended += 1;
+        }
+    }
+
+    const MAX: Nanos = Nanos(1_000);
+
+    fn polling(policy: &Confidant) -> Polling {
+        Polling::new(Box::new(policy.clone()), MAX)
+    }
+
+    /// A queue and the engines, and whether each had an event.
+    fn active(queue: bool, engines: bool) -> impl Iterator<Item = Active> {
+        [(EventKind::Queue, 1, queue), (EventKind::Completion, 0, engines)]
+            .map(|(kind, slot, ready)| Active { slot: Slot(slot), kind, ready })
+            .into_iter()
+    }
+
+    #[test]
+    fn a_wait_is_counted_by_how_it_ended_and_the_policy_is_told_of_it_once_and_before_the_next_what_came_between() {
+        let policy = Confidant::default();
+        let mut polling = polling(&policy);
+        polling.ended = Nanos(500);
+        polling.record(10);
+        let (mut kinds, mut now) = (Vec::new(), Nanos(500));
+        for (window, length, spun, blocked, (queue, engines), kind) in [
+            (875, 200, 150, false, (true, false), EventKind::Queue),
+            (874, 3_000, 874, true, (true, true), EventKind::Completion),
+            (2_000_000_000, 40, 40, false, (false, false), EventKind::Other),
+            (0, 7, 0, true, (false, true), EventKind::Completion),
+        ] {
+            policy.told().window = Nanos(window);
+            polling.completed = 3;
+            let start = now + Nanos(10);
+            assert_eq!(polling.window(start, 9), Nanos(window));
+            assert_eq!((polling.completed, polling.counters.read().window), (0, Nanos(window)));
+            now = start + Nanos(length);
+            polling.note(start, now, Nanos(spun), blocked, active(queue, engines));
+            // There is nothing to learn the second time.
+            polling.learn(now);
+            polling.learn(now);
+            kinds.push(kind);
+        }
+        let counted = polling.counters.read();
+        assert_eq!((counted.waits, counted.hits), (4, 2));
+        assert_eq!((counted.spin_found, counted.spin_wasted), (Nanos(190), Nanos(874)));
+        assert_eq!(counted.elapsed, Nanos(210 + 3_010 + 50 + 17));
+        assert_eq!(counted.near_max, Nanos(210 + 50), "an eighth less than all is near");
+        assert_eq!(counted.window_sum, Nanos(875 + 874 + 1_000_000_000), "a second of each at most");
+        let told = policy.told();
+        assert_eq!(told.waits, [(200, 150, false, 2), (3_000, 874, true, 2), (40, 40, false, 2), (7, 0, true, 2)]);
+        let lengths = [Nanos(200), Nanos(3_000), Nanos(40)];
+        let lasts = kinds.iter().zip(lengths).map(|(&kind, length)| LastWait { kind, length });
+        for (standing, last) in told.standing.iter().zip([LastWait::default()].into_iter().chain(lasts)) {
+            let done = Done { requests: 3, took: Nanos(10) };
+            assert_eq!(*standing, Standing { in_flight: 9, done, cpu: None, last });
+        }
+        let recorded = polling.take_recording().unwrap().into_trace(String::new(), BlockCost::default());
+        let recorded: Vec<_> = recorded.waits.iter().map(|wait| (wait.length.0, wait.ended_by)).collect();
+        assert!(recorded.into_iter().eq([200, 3_000, 40, 7].into_iter().zip(kinds)));
+    }
+
+    #[test]
+    fn turns_without_a_wait_are_for_policies_that_see_every_turn_and_for_recordings() {
+        for (every_turn, records) in [(false, false), (false, true), (true, false), (true, true)] {
+            let policy = Confidant::default();
+            policy.told().every_turn = every_turn;
+            let mut polling = polling(&policy);
+            if records {
+                polling.record(10);
+            }
+            assert_eq!(polling.observes_every_turn(), every_turn || records);
+            polling.observe_no_wait(active(true, false));
+            let expected: &[_] = if every_turn { &[(0, 0, false, 2)] } else { &[] };
+            assert_eq!(policy.told().waits, expected);
+            let recording = polling.take_recording();
+            let recorded = recording.map(|recorder| recorder.into_trace(String::new(), BlockCost::default()).waits);
+            assert_eq!(
+                recorded.map(|waits| (waits.len(), waits[0].ended_by)),
+                records.then_some((1, EventKind::Other))
+            );
+            assert_eq!(polling.observes_every_turn(), every_turn, "the recording has ended");
+            assert_eq!(polling.counters.read().waits, 0);
+        }
+    }
+
+    #[test]
+    fn resets_are_those_of_all_policies_that_have_decided_and_that_reset_something() {
+        let first = Confidant::default();
+        first.told().every_turn = true;
+        let mut polling = polling(&first);
+        let wait = |polling: &mut Polling| {
+            polling.note(Nanos(1), Nanos(2), Nanos::ZERO, true, active(true, false));
+            polling.learn(Nanos(2));
+        };
+        let counted = |polling: &Polling| polling.counters.read().resets;
+        first.told().resets = 5;
+        wait(&mut polling);
+        assert_eq!(counted(&polling), 5);
+        first.told().resets = 7;
+        polling.observe_no_wait(active(true, false));
+        assert_eq!(counted(&polling), 7);
+
+        let second = Confidant::default();
+        second.told().every_turn = true;
+        polling.set_policy(Box::new(second.clone()), MAX);
+        second.told().resets = 2;
+        wait(&mut polling);
+        assert_eq!(counted(&polling), 9);
+
+        let third = Confidant::default();
+        polling.set_policy(Box::new(third.clone()), MAX);
+        third.told().resets = 100;
+        wait(&mut polling);
+        assert_eq!(counted(&polling), 9);
+    }
+
+    #[test]
+    fn a_policy_learns_what_a_block_costs_and_whenever_that_has_changed_and_its_successor_what_is_known_by_then() {
+        let us = Nanos::from_micros;
+        let (first, second) = (Confidant::default(), Confidant::default());
+        let mut polling = polling(&first);
+        assert_eq!(polling.block_cost(), None);
+        // Who wakes is said to take more than all, so that what is found later differs, however this thread fares.
+        let calibration = Calibration { cost: BlockCost { cpu: us(10), latency: us(20) }, waking: us(100) };
+        polling.set_calibration(calibration, Strain::of(rustix::thread::gettid()).unwrap());
+        assert_eq!((polling.block_cost(), &first.told().costs[..]), (Some(calibration.cost), &[calibration.cost][..]));
+        for (at, contended) in [(100, 1), (199, 1), (200, 2)] {
+            polling.counters.blocks.add(100);
+            polling.note(Nanos(1), Nanos(2), Nanos::ZERO, true, active(true, false));
+            polling.learn(Nanos::from_millis(at));
+            assert_eq!(first.told().contended, contended, "{at}");
+        }
+        let [told, corrected] = first.told().costs[..] else { panic!("{:?}", first.told().costs) };
+        assert_ne!(told.cpu, corrected.cpu);
+        assert_eq!(polling.block_cost(), Some(corrected));
+        polling.set_policy(Box::new(second.clone()), MAX);
+        assert_eq!(second.told().costs, [corrected]);
+    }
+
+    #[test]
+    fn a_policy_is_told_which_source_has_left_and_the_thread_s_time_if_it_wants_that() {
+        let policy = Confidant::default();
+        let mut polling = polling(&policy);
+        polling.forget(Slot(7));
+        policy.told().cpu = true;
+        let before = thread_cpu();
+        polling.window(Nanos(1), 0);
+        let told = policy.told();
+        assert_eq!(told.forgotten, [Slot(7)]);
+        let cpu = told.standing[0].cpu.unwrap();
+        assert!(before <= cpu && cpu <= thread_cpu(), "{cpu:?}");
+    }
+}

@@ -137,10 +137,16 @@ pub(crate) mod tests {
     fn a_socket_that_refuses_descriptors_takes_everything_else() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         refuse(&ours);
+        let on: libc::c_int = 1;
+        // SAFETY: the value is an `int`, and is read before this returns.
+        let is_known = unsafe {
+            let (value, len) = ((&raw const on).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+            libc::setsockopt(theirs.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, value, len) == 0
+        };
         match send_fds(&theirs, &[theirs.as_fd()]) {
             Err(Errno::PERM) => {}
             sent => {
-                // A kernel before Linux 6.16.
+                assert!(!is_known, "a kernel before Linux 6.16");
                 assert_eq!(sent, Ok(1));
                 assert_eq!(receive(&ours, &mut [IoSliceMut::new(&mut [0])]), Err(Errno::PROTO));
             }

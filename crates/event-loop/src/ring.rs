@@ -375,12 +375,6 @@ fn restrict(uring: &IoUring) -> io::Result<()> {
     uring.submitter().register_restrictions(&mut all)
 }
 
-impl AsRawFd for Ring {
-    fn as_raw_fd(&self) -> RawFd {
-        self.uring.as_raw_fd()
-    }
-}
-
 fn explain(e: io::Error) -> RingError {
     match e.raw_os_error() {
         Some(libc::ENOSYS) => RingError::Missing,
@@ -394,12 +388,14 @@ fn explain(e: io::Error) -> RingError {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::collections::BTreeMap;
     use std::os::fd::{AsFd, OwnedFd};
     use std::sync::atomic::AtomicU32;
     use std::thread;
 
     use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
     use super::*;
 
@@ -484,6 +480,137 @@ mod tests {
             }
         };
         entries.into_iter().map(run).collect()
+    }
+
+    /// Has the kernel refuse a system call to this thread.
+    pub(crate) fn refuse(call: libc::c_long, errno: libc::c_int) {
+        let rules = BTreeMap::from([(call, Vec::new())]);
+        let refuse = SeccompAction::Errno(errno as u32);
+        let arch = std::env::consts::ARCH.try_into().expect("a machine with seccomp");
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).expect("a sound filter");
+        let filter: BpfProgram = filter.try_into().expect("a sound filter");
+        apply_filter(&filter).expect("a kernel with seccomp");
+    }
+
+    #[test]
+    fn what_the_kernel_has_no_room_or_time_for_is_no_error_and_stays_queued_and_the_rest_is_one() {
+        for (errno, flush, wait) in [
+            (libc::EINTR, true, true),
+            (libc::EBUSY, true, true),
+            (libc::EAGAIN, true, true),
+            (libc::ETIME, false, true),
+            (libc::EIO, false, false),
+        ] {
+            let enter = move || {
+                let (mut ring, event) = (Ring::new().unwrap(), new_event());
+                assert!(ring.is_flushed());
+                ring.poll_add(event.as_raw_fd(), 7);
+                assert!(!ring.is_flushed());
+                refuse(libc::SYS_io_uring_enter, errno);
+                let error = |result: io::Result<()>| result.err().map(|e| e.raw_os_error());
+                let found = [error(ring.flush()), error(ring.wait(None))];
+                assert_eq!(found, [flush, wait].map(|is_fine| (!is_fine).then_some(Some(errno))), "{errno}");
+                assert!(!ring.is_flushed());
+            };
+            thread::spawn(enter).join().unwrap();
+        }
+    }
+
+    #[test]
+    fn each_side_is_told_of_its_own_completions_and_each_system_call_is_counted() {
+        const DATA: u64 = !OWNER;
+        let (mut ring, event) = (Ring::new().unwrap(), new_event());
+        assert!(!ring.has_ops() && !ring.has_reports() && ring.enters() == 0);
+        ring.flush().unwrap();
+        assert_eq!(ring.enters(), 0, "there was nothing");
+        ring.poll_add(event.as_raw_fd(), DATA - 1);
+        ring.flush().unwrap();
+        assert!(ring.is_flushed() && ring.enters() == 1);
+        assert!(!ring.has_ops() && !ring.has_reports());
+
+        // It fails at once. With a registered file: this flag is one that the engine uses.
+        let fsync = opcode::Fsync::new(types::Fixed(0)).build();
+        // SAFETY: it points at nothing.
+        unsafe { ring.push(fsync, DATA) };
+        ring.wait(None).unwrap();
+        assert_eq!(ring.enters(), 2);
+        assert!(ring.has_ops());
+        ring.sort();
+        assert!(ring.has_ops() && !ring.has_reports());
+        let done = ring.next_op().unwrap();
+        assert_eq!((done.data, done.result), (DATA, -libc::EBADF));
+        assert!(!ring.has_ops() && ring.next_op().is_none() && ring.next_poll().is_none());
+
+        write(&event);
+        assert!(ring.has_reports(), "it shows without a system call");
+        let enters = ring.enters() + u64::from(ring.wants_enter());
+        ring.sort();
+        assert_eq!(ring.enters(), enters);
+        assert!(ring.has_reports() && !ring.has_ops());
+        let poll = ring.next_poll().unwrap();
+        assert!(poll.ready && poll.more && poll.data == DATA - 1);
+        assert!(!ring.has_reports() && ring.next_op().is_none());
+
+        ring.poll_remove(DATA - 1);
+        let poll = loop {
+            ring.wait(None).unwrap();
+            ring.sort();
+            if let Some(poll) = ring.next_poll() {
+                break poll;
+            }
+        };
+        assert!(!poll.ready && !poll.more && poll.data == DATA - 1);
+        assert!(ring.next_poll().is_none() && ring.next_op().is_none(), "that it was removed is nobody's");
+    }
+
+    #[test]
+    fn completions_are_announced_while_somebody_waits_for_that() {
+        // No eventfd: what one tells of the kernel does not announce on another there and then.
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let tell = || assert_eq!(rustix::io::write(&theirs, &[0]), Ok(1));
+        let (mut ring, announced) = (Ring::new().unwrap(), new_event());
+        let is_announced = |tv_sec| {
+            let timeout = rustix::event::Timespec { tv_sec, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&announced, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+        };
+        let find = |ring: &mut Ring| {
+            ring.wait(None).unwrap();
+            ring.sort();
+            assert!(ring.next_poll().is_some_and(|poll| poll.ready));
+        };
+        ring.announce_on(announced.as_fd()).unwrap();
+        ring.poll_add(ours.as_raw_fd(), 7);
+        ring.flush().unwrap();
+        for _ in 0..3 {
+            tell();
+            find(&mut ring);
+            assert!(!is_announced(0), "nobody waits for it");
+            ring.arm_event();
+            tell();
+            assert!(is_announced(30));
+            ring.suppress_event();
+            rustix::io::read(announced.as_fd(), &mut [0; 8]).unwrap();
+            find(&mut ring);
+        }
+    }
+
+    #[test]
+    fn who_cannot_have_a_ring_is_told_what_stands_in_the_way() {
+        let is_off = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+        let refused = match is_off.as_deref().map(str::trim) {
+            Ok(off @ ("1" | "2")) => format!("io_uring is switched off by sysctl kernel.io_uring_disabled={off}; "),
+            _ => "io_uring is refused to this process ".to_owned(),
+        };
+        for (errno, expected) in [
+            (libc::ENOSYS, "this kernel has no io_uring"),
+            (libc::ENOMEM, "io_uring may not lock memory: raise RLIMIT_MEMLOCK"),
+            (libc::EPERM, &refused),
+            (libc::EACCES, &refused),
+            (libc::EMFILE, "io_uring_setup: Too many open files"),
+        ] {
+            let error = explain(io::Error::from_raw_os_error(errno)).to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
     }
 
     #[test]

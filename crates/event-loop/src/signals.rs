@@ -125,6 +125,7 @@ mod tests {
     use rustix::io::{read, write};
 
     use super::*;
+    use crate::ring::tests::refuse;
 
     fn count(fd: &OwnedFd) -> u64 {
         let mut value = [0; 8];
@@ -137,6 +138,7 @@ mod tests {
         let fds: Vec<_> = (0..3 * BATCH + 1).map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap()).collect();
         for _ in 0..100 {
             fds.iter().for_each(|fd| signals.push(fd.as_fd()));
+            assert_eq!(signals.iocbs[0].fd, signals.empty.as_raw_fd() as u32, "nothing of anybody's is read");
             signals.submit();
             assert!(fds.iter().all(|fd| count(fd) == 1));
         }
@@ -159,6 +161,25 @@ mod tests {
             assert_eq!(count(&other), 1);
         }
         assert_eq!(count(&full), u64::MAX);
+    }
+
+    #[test]
+    fn a_signal_that_the_kernel_never_takes_is_given_up() {
+        for errno in [libc::EAGAIN, libc::EINTR, libc::ENOMEM, libc::EIO] {
+            let other = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut signals = Signals::new().unwrap();
+                    refuse(libc::SYS_io_submit, errno);
+                    for _ in 0..BATCH + 1 {
+                        signals.push(other.as_fd());
+                    }
+                    signals.submit();
+                    assert_eq!(signals.pending, 0);
+                });
+            });
+            assert_eq!(count(&other), 0);
+        }
     }
 
     #[test]

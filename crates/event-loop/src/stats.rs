@@ -123,3 +123,18 @@ pub struct LoopStats {
     /// The window of the last wait.
     pub window: Nanos,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_is_shown_as_it_was_entered_by_a_word_of_its_own() {
+        let counters = LoopCounters::default();
+        assert_eq!(counters.phase(), Phase::Waiting);
+        for (phase, word) in Phase::ALL.into_iter().zip(["wait", "reap", "dispatch", "submit", "notify"]) {
+            counters.enter(phase);
+            assert_eq!((counters.phase(), phase.word()), (phase, word));
+        }
+    }
+}

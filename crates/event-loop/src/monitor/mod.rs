@@ -123,3 +123,64 @@ pub(crate) fn open(choice: MonitorChoice, loop_name: &str) -> io::Result<Opened>
         MonitorChoice::Ppoll => Ok(of(Box::<ppoll::Ppoll>::default())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::EventNotifier;
+
+    #[test]
+    fn each_monitor_has_a_word_and_no_other_is_taken() {
+        let words = ["auto", "io_uring", "epoll", "ppoll"];
+        for (&choice, word) in MonitorChoice::ALL.iter().zip(words) {
+            assert_eq!((choice.to_string().as_str(), word.parse()), (word, Ok(choice)));
+        }
+        let refused = "poll".parse::<MonitorChoice>().unwrap_err();
+        assert_eq!(refused, "fd-monitor must be one of auto, io_uring, epoll, ppoll, got 'poll'");
+    }
+
+    #[test]
+    fn what_was_removed_is_not_told_of_and_a_wait_for_nothing_is_as_long_as_it_was_to_be() {
+        for &choice in &MonitorChoice::ALL[1..] {
+            let mut opened = match open(choice, "test") {
+                // As in a container.
+                Err(e) if choice == MonitorChoice::IoUring => {
+                    egret_needs::this_test_lacks(format_args!("io_uring: {e}"));
+                    continue;
+                }
+                opened => opened.unwrap(),
+            };
+            assert_eq!((opened.name, opened.ring.is_some()), (choice, choice == MonitorChoice::IoUring));
+            let events = [(); 3].map(|()| EventNotifier::new().unwrap());
+            let monitor = &mut opened.monitor;
+            for (event, key) in events.iter().zip(1..) {
+                monitor.add(event.as_raw_fd(), Key(key)).unwrap();
+            }
+            let wait = |monitor: &mut Box<dyn Monitor>, timeout| {
+                let mut ready = Vec::new();
+                monitor.wait(timeout, &mut ready).unwrap();
+                ready
+            };
+            for (event, key) in events.iter().zip(1..) {
+                event.set();
+                assert_eq!(wait(monitor, None), [Key(key)], "{choice}");
+            }
+            // The first goes, and the others are told of by their own names.
+            monitor.remove(events[0].as_raw_fd(), Key(1));
+            wait(monitor, Some(Nanos::ZERO));
+            events.iter().for_each(EventNotifier::set);
+            let mut told = Vec::new();
+            while told.len() < 2 {
+                told.append(&mut wait(monitor, None));
+            }
+            told.sort_unstable_by_key(|key| key.0);
+            assert_eq!(told, [Key(2), Key(3)], "{choice}");
+            let begin = Instant::now();
+            assert_eq!(wait(monitor, Some(Nanos::from_millis(2))), [], "{choice}");
+            assert!(begin.elapsed() >= Duration::from_millis(2), "{choice}");
+        }
+    }
+}

@@ -61,3 +61,15 @@ impl Monitor for Ppoll {
 pub(super) fn timespec(length: Nanos) -> Timespec {
     Timespec { tv_sec: (length.0 / 1_000_000_000).cast_signed(), tv_nsec: (length.0 % 1_000_000_000) as i64 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_has_a_thousand_million_nanoseconds() {
+        for (nanos, tv_sec, tv_nsec) in [(0, 0, 0), (999_999_999, 0, 999_999_999), (3_000_000_007, 3, 7)] {
+            assert_eq!(timespec(Nanos(nanos)), Timespec { tv_sec, tv_nsec });
+        }
+    }
+}

@@ -161,6 +161,8 @@ pub struct Bell {
     pub leaves: Option<Sender<bool>>,
     /// Whether it will not be attached.
     pub refuses: bool,
+    /// What happens when it is armed next.
+    pub when_armed: Option<Box<dyn FnOnce() + Send>>,
     stopped: bool,
 }
 
@@ -202,6 +204,7 @@ pub fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
         brings: None,
         leaves: None,
         refuses: false,
+        when_armed: None,
         stopped: false,
     };
     (bell, outside, hear)
@@ -254,6 +257,9 @@ impl Source for Bell {
     }
     fn arm(&mut self) -> bool {
         self.outside.armed.store(1, Ordering::SeqCst);
+        if let Some(happens) = self.when_armed.take() {
+            happens();
+        }
         !self.poll()
     }
     fn stop(&mut self, _engines: &mut Self::Backend) {

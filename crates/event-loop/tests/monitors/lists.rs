@@ -167,3 +167,28 @@ fn work_that_is_found_by_looking_counts_as_a_kick_that_was_spared() {
         outside.ring();
     }
 }
+
+#[test]
+fn a_loop_counts_how_long_it_has_spun_and_slept() {
+    for window in [Nanos::ZERO, Nanos::from_millis(2)] {
+        let begin = Instant::now();
+        let mut target = EventLoop::new(options(MonitorChoice::Auto, window), |_ring| Echo::default()).unwrap();
+        let (mut bell, ..) = bell();
+        bell.act = Some(Box::new(|turn| turn.set_timer(turn.now() + Nanos::from_millis(5))));
+        target.attach(bell).map_err(|(_, e)| e).unwrap();
+        // The machine may take the thread's processor for so long that there is nothing left to wait for.
+        let counted = loop {
+            target.turn().unwrap();
+            let counted = target.counters().read();
+            if counted.blocks > 0 {
+                break counted;
+            }
+        };
+        let took = Nanos::from(begin.elapsed());
+        assert_eq!(counted.blocks, 1);
+        assert!(counted.asleep > Nanos::ZERO, "{counted:?}");
+        assert!(counted.spin_wasted >= window, "it spins for so long before it sleeps: {counted:?}");
+        assert!(counted.spin_wasted + counted.spin_found + counted.asleep <= took, "{took:?} {counted:?}");
+        assert!(window > Nanos::ZERO || counted.spin_wasted + counted.spin_found == Nanos::ZERO, "{counted:?}");
+    }
+}
