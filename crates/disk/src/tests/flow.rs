@@ -1,6 +1,7 @@
 //! How requests go through the engines: batches, limits, attaching and detaching, announcements.
 
 use std::os::fd::AsRawFd;
+use std::sync::mpsc::TryRecvError;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
@@ -116,6 +117,35 @@ fn a_disk_that_is_detached_too_early_stays_until_its_last_request() {
         assert!(rig.engines.takes_leave(), "its engine may be one that the loop watches");
         assert!(!rig.engines.takes_leave());
     });
+}
+
+#[test]
+fn who_waits_for_a_disk_to_be_let_go_of_is_told_when_its_last_request_has_ended() {
+    everywhere(1 << 20, |rig| {
+        let read = rig.push_read(0, Memory::new(4096, 0));
+        let (held, is_held) = std::sync::mpsc::channel();
+        rig.engines.detach_telling(rig.slot, held);
+        assert_eq!(is_held.try_recv(), Err(TryRecvError::Empty));
+        assert_eq!(rig.finish(read).0, Ok(()));
+        assert_eq!(is_held.try_recv(), Err(TryRecvError::Disconnected));
+    });
+}
+
+#[test]
+fn batches_are_as_small_as_they_were_last_asked_to_be() {
+    let image = Image::new(1 << 20);
+    let mut rig = Rig::new(&Options { aio: Aio::Native, direct: true, ..image.options() });
+    for (most, submissions) in [(5, 2), (2, 5), (0, 1), (10, 1)] {
+        rig.engines.set_aio_max_batch(most);
+        let count =
+            |rig: &Rig| rig.engines.counters().read().engines.iter().map(|stats| stats.submissions).sum::<u64>();
+        let before = count(&rig);
+        for at in 0..10 {
+            rig.push_read(at * 4096, Memory::new(4096, 0));
+        }
+        rig.settle();
+        assert_eq!(count(&rig) - before, submissions, "at most {most}");
+    }
 }
 
 #[test]
