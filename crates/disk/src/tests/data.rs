@@ -93,6 +93,26 @@ fn a_lack_of_space_is_told_as_what_it_is() {
         assert!(rig.failed.len() == 1 && rig.failed[0].errno == Errno::NOSPC);
         assert_eq!(rig.write(4096, &pattern(4096, 1)), Ok(()));
     });
+    // Nor is a write that was to be stable tried again for it.
+    where_the_first_fails(IoType::Write, ErrnoName::Enospc, |rig| {
+        let token = rig.push(Op::Write { fua: true }, 0, 4096, Some(Memory::new(4096, 0)));
+        assert_eq!(rig.finish(token).0, Err(Errno::NOSPC));
+        assert!(rig.disk.able.write_through.load(Ordering::Relaxed));
+    });
+}
+
+#[test]
+fn a_write_through_that_is_refused_for_what_it_is_is_tried_once_more_without() {
+    let image = Image::new(1 << 20);
+    let disk = Arc::new(Disk::open(&Options { direct: true, ..image.options() }).unwrap());
+    // Linux takes no flags for files of this kind, and this one takes numbers only.
+    let refuses = File::options().write(true).open("/proc/self/oom_score_adj").unwrap();
+    // SAFETY: replaces a descriptor that stays open; nobody else knows it.
+    assert!(unsafe { libc::dup2(refuses.as_raw_fd(), disk.fd()) } >= 0);
+    let mut rig = Rig::over(Arc::clone(&disk), EngineOptions::default());
+    let token = rig.push(Op::Write { fua: true }, 0, 4096, Some(Memory::new(4096, 0).filled(&pattern(4096, 1))));
+    assert_eq!(rig.finish(token).0, Err(Errno::INVAL));
+    assert!(!disk.able.write_through.load(Ordering::Relaxed));
 }
 
 /// Writes through, and finds that it is so.

@@ -3,9 +3,11 @@
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::TryRecvError;
 
+use egret_event_loop::EventNotifier;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::*;
+use crate::{Action, Failure, FailureLog};
 
 fn null(latency: Nanos, read_zeroes: bool) -> Options {
     Options::new("null0", Driver::Null { size: 1 << 30, latency, read_zeroes })
@@ -235,6 +237,24 @@ fn a_null_disk_completes_when_its_latency_is_over() {
     rig.engines.reap(Nanos(9000), &mut |c| done.push(c.completion.token.0));
     assert_eq!(done, [early, late]);
     assert_eq!((rig.engines.deadline(), rig.engines.in_flight()), (None, 0));
+}
+
+#[test]
+fn a_disk_notes_failures_in_the_first_log_that_it_was_given() {
+    let bell = EventNotifier::new().unwrap();
+    let logs = [(); 2].map(|()| Arc::new(FailureLog::new(&bell)));
+    let disk = Disk::open(&null(Nanos::ZERO, false)).unwrap();
+    let failure = Failure {
+        export: "export0".into(),
+        op: Op::Flush,
+        errno: Errno::IO,
+        action: Action::Report,
+        has_lost_writes: false,
+    };
+    disk.note_failure(failure.clone());
+    logs.iter().for_each(|log| disk.log_failures(Arc::clone(log)));
+    disk.note_failure(failure.clone());
+    assert_eq!(logs.map(|log| log.take()), [vec![failure], vec![]]);
 }
 
 #[test]

@@ -32,6 +32,7 @@ struct Seen {
     new_size: Option<u64>,
     watched: usize,
     is_lost: bool,
+    cannot_discard: bool,
 }
 
 const LIMITS: BlockLimits =
@@ -53,8 +54,10 @@ impl Remote for Vector {
     }
 
     fn open(&self) -> Result<Shape, OpenCause> {
-        let size = self.seen.lock().unwrap().bytes.len() as u64;
-        Ok(Shape { size, blocks: self.blocks, limits: LIMITS })
+        let seen = self.seen.lock().unwrap();
+        let max_discard = if seen.cannot_discard { 0 } else { LIMITS.max_discard };
+        let limits = BlockLimits { max_discard, ..LIMITS };
+        Ok(Shape { size: seen.bytes.len() as u64, blocks: self.blocks, limits })
     }
 
     fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
@@ -293,7 +296,8 @@ fn a_remote_disk_is_locked_grown_and_flushed_by_its_driver() {
 #[test]
 fn a_remote_disk_is_what_its_driver_says() {
     let (options, seen) = vector(1024);
-    let disk = Disk::open(&Options { discard: Discard::Unmap, ..options }).unwrap();
+    let options = Options { discard: Discard::Unmap, ..options };
+    let disk = Disk::open(&options).unwrap();
     assert_eq!((disk.size(), disk.logical_block_size(), disk.physical_block_size()), (SIZE, 1024, 4096));
     assert_eq!((disk.max_discard_bytes(), disk.discard_granularity()), (8 << 20, 2048));
     assert_eq!((disk.max_write_zeroes_bytes(), disk.optimal_io_size()), (4 << 20, 65536));
@@ -301,6 +305,9 @@ fn a_remote_disk_is_what_its_driver_says() {
     assert!(!disk.is_lost());
     seen.lock().unwrap().is_lost = true;
     assert!(disk.is_lost());
+    seen.lock().unwrap().cannot_discard = true;
+    let disk = Disk::open(&options).unwrap();
+    assert!(!disk.supports_discard() && disk.max_discard_bytes() == 0);
 }
 
 #[test]
