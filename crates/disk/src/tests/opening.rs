@@ -204,6 +204,15 @@ fn a_disk_is_reopened_otherwise_without_a_moment_in_which_others_get_in() {
 }
 
 #[test]
+fn a_disk_whose_place_another_has_may_leave_its_locks_before_it_is_closed() {
+    let image = Image::new(4096);
+    let disk = Disk::open(&image.options()).unwrap();
+    assert!(refused(&image.options()).contains("is locked"));
+    disk.leave_locks();
+    drop(Disk::open(&image.options()).unwrap());
+}
+
+#[test]
 fn a_disk_that_is_reopened_is_the_same_image_of_the_same_size() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.img");

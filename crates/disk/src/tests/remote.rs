@@ -352,6 +352,30 @@ fn what_ignores_flushes_is_written_out_all_the_same_and_what_only_reads_has_noth
 }
 
 #[test]
+fn a_remote_disk_that_is_closed_gives_back_its_lock() {
+    let (options, seen) = vector(512);
+    let disk = Disk::open(&options).unwrap();
+    assert_eq!(seen.lock().unwrap().locked, [true]);
+    drop(disk);
+    assert_eq!(seen.lock().unwrap().locked, [true, false]);
+}
+
+#[test]
+fn a_remote_disk_is_locked_for_one_that_is_active_if_it_may_be_inactive_itself() {
+    for (may_be_inactive, is_active) in [(true, true), (true, false), (false, true)] {
+        let [(old, _), (new, seen)] = [vector(512), vector(512)];
+        let old = Arc::new(Disk::open(&Options { allow_inactive: true, ..old }).unwrap());
+        let active = is_active.then(|| old.activate().unwrap());
+        let new = Disk::open(&Options { allow_inactive: may_be_inactive, ..new }).unwrap();
+        new.share_locks_of(&old).unwrap();
+        // One that may not be inactive has it from the beginning.
+        let expected = is_active || !may_be_inactive;
+        assert_eq!((new.is_active(), seen.lock().unwrap().locked.len()), (expected, usize::from(expected)));
+        drop(active);
+    }
+}
+
+#[test]
 fn a_flush_that_failed_at_a_remote_disk_may_be_tried_again() {
     let (options, seen) = vector(512);
     seen.lock().unwrap().failing = 1;
