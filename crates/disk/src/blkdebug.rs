@@ -178,6 +178,9 @@ mod tests {
             (InjectError { iotype: Some(IoType::Write), ..ERROR }, [None, EIO, EIO, None, None]),
             (InjectError { iotype: Some(IoType::Flush), ..ERROR }, [None, None, None, EIO, None]),
             (InjectError { sector: Some(7), ..ERROR }, [None, None, EIO, None, EIO]),
+            // Between what they touch, and behind all of it.
+            (InjectError { sector: Some(3), ..ERROR }, [None; 5]),
+            (InjectError { sector: Some(9), ..ERROR }, [None; 5]),
             (InjectError { once: true, ..ERROR }, [EIO, None, None, None, None]),
             (InjectError { event: DebugEvent::WriteAio, ..ERROR }, [None, EIO, EIO, EIO, EIO]),
             (InjectError { event: DebugEvent::FlushToDisk, once: true, ..ERROR }, [None, None, None, EIO, None]),

@@ -176,3 +176,66 @@ fn taken_by_another(file: &File, byte: i64) -> bool {
     let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
     asked != -1 && libc::c_int::from(lock.l_type) != libc::F_UNLCK
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn usage(read_only: bool, locking: Locking) -> Usage {
+        Usage { read_only, locking }
+    }
+
+    /// The bytes that somebody else finds locked.
+    fn shown(by: &File) -> Vec<i64> {
+        (0..300).filter(|byte| taken_by_another(by, *byte)).collect()
+    }
+
+    // The numbers are those of QEMU's block/file-posix.c and include/block/block-common.h.
+
+    #[test]
+    fn what_a_disk_shows_is_what_qemu_looks_for_and_is_gone_when_it_is_given_back() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let [ours, others] = [(); 2].map(|()| image.reopen().unwrap());
+        for (read_only, locking, bytes) in [
+            (false, Locking::Auto, &[100, 101, 201, 203][..]),
+            (true, Locking::On, &[100, 201, 203]),
+            (false, Locking::Off, &[]),
+        ] {
+            lock(&ours, image.path(), usage(read_only, locking)).unwrap();
+            assert_eq!((shown(&others), shown(&ours)), (bytes.to_vec(), vec![]), "one's own are in nobody's way");
+            unlock(&ours);
+            assert!(shown(&others).is_empty());
+        }
+    }
+
+    #[test]
+    fn who_writes_resizes_or_does_not_share_what_is_done_keeps_others_out_and_nothing_else_does() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let [ours, others] = [(); 2].map(|()| image.reopen().unwrap());
+        for byte in 90..220 {
+            take(&others, byte).unwrap();
+            let locked = |read_only, locking| {
+                let tried = try_lock(&ours, image.path(), usage(read_only, locking));
+                assert_eq!(tried.is_ok() && locking != Locking::Off, !shown(&others).is_empty());
+                unlock(&ours);
+                tried.is_ok()
+            };
+            let (in_all_ways, in_a_writers) = ([101, 103, 200].contains(&byte), byte == 201);
+            assert_eq!(locked(true, Locking::On), !in_all_ways, "{byte}");
+            assert_eq!(locked(false, Locking::On), !in_all_ways && !in_a_writers, "{byte}");
+            assert!(locked(false, Locking::Off));
+            release(&others, byte, 1);
+        }
+    }
+
+    #[test]
+    fn where_there_are_no_locks_only_who_insists_on_them_is_refused() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        // A lock to read by is not to be had of a file that is not open for that.
+        let ours = File::options().write(true).open(image.path()).unwrap();
+        let tried = |locking| try_lock(&ours, image.path(), usage(false, locking));
+        assert!(matches!(tried(Locking::On), Err(OpenCause::LockingUnsupported { .. })));
+        tried(Locking::Auto).unwrap();
+        tried(Locking::Off).unwrap();
+    }
+}

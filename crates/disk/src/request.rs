@@ -121,3 +121,25 @@ pub struct FailedRequest {
     /// What the system says.
     pub errno: Errno,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_names_its_source_and_its_slot_whatever_they_are() {
+        for (source, slot) in
+            [(0, 0), (1, 0), (0, 1), (7, 300), (1 << 16, u16::MAX), (u32::MAX, 1), (u32::MAX, u16::MAX)]
+        {
+            let token = RequestToken::new(source, slot);
+            assert_eq!((token.source(), token.slot()), (source, slot));
+        }
+    }
+
+    #[test]
+    fn a_read_alone_changes_its_buffers() {
+        assert_eq!(Op::Read.access(), Access::Write);
+        let others = [Op::Write { fua: true }, Op::Flush, Op::Discard, Op::WriteZeroes { unmap: true, fua: false }];
+        assert!(others.iter().all(|op| op.access() == Access::Read));
+    }
+}

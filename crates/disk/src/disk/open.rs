@@ -307,3 +307,34 @@ fn direct_alignment(file: &File, path: &Path, device: bool) -> Result<Alignment,
         _ => Ok(alignment),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_an_image_does_not_open_is_said_by_what_helps_against_it() {
+        let said = |errno, read_only| {
+            let path = Path::new("/nowhere/disk.img");
+            explain(io::Error::from_raw_os_error(errno), path, read_only).to_string()
+        };
+        for (errno, what) in [
+            (libc::ENOENT, "does not exist"),
+            (libc::EISDIR, "is a directory"),
+            (libc::EROFS, "is read-only; use read-only=on"),
+            (libc::EBUSY, "is busy"),
+            (libc::ETXTBSY, "is busy"),
+            (libc::ENXIO, "has no medium"),
+            (libc::ENODEV, "has no medium"),
+            (libc::ENOMEDIUM, "has no medium"),
+            (libc::EIO, "cannot open '/nowhere/disk.img'"),
+        ] {
+            assert!(said(errno, false).contains(what), "{errno}: {}", said(errno, false));
+        }
+        for errno in [libc::EACCES, libc::EPERM] {
+            let writing = "for reading and writing; change its owner or mode, or use read-only=on";
+            assert!(said(errno, false).ends_with(writing), "{}", said(errno, false));
+            assert!(said(errno, true).ends_with("for reading; change its owner or mode"), "{}", said(errno, true));
+        }
+    }
+}

@@ -93,3 +93,33 @@ impl Engines {
         self.list = [const { None }; EngineKind::COUNT];
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::EngineSet;
+
+    #[test]
+    fn engines_that_are_made_later_have_what_was_set_before() {
+        let mut engines = EngineSet::new(EngineOptions::default());
+        engines.set_thread_pool(2, 3);
+        engines.set_aio_max_batch(5);
+        let EngineOptions { thread_pool_min, thread_pool_max, aio_max_batch, .. } = engines.engines.options;
+        assert_eq!((thread_pool_min, thread_pool_max, aio_max_batch), (2, 3, 5));
+    }
+
+    #[test]
+    fn a_ring_is_made_ahead_and_used_where_the_loop_lends_none() {
+        let ring = Rc::new(RefCell::new(Ring::new().unwrap()));
+        for (ring, is_made) in [(None, true), (Some(ring), false)] {
+            let mut engines = Engines::new(EngineOptions { ring, ..EngineOptions::default() });
+            engines.make_ring_ahead();
+            assert_eq!(engines.own_ring.is_some(), is_made);
+            engines.make(EngineKind::Aio(Aio::IoUring), &Counters::default()).unwrap();
+            assert!(engines.own_ring.is_none() && engines.get(EngineKind::Aio(Aio::IoUring)).is_some());
+        }
+    }
+}

@@ -44,6 +44,7 @@ fn a_device_of_large_sectors_is_described_as_one() {
         let disk = Disk::open(options).unwrap();
         assert_eq!((disk.logical_block_size(), disk.offset_alignment()), (4096, 4096));
         assert!(disk.physical_block_size() >= 4096 && disk.size() == 1 << 20);
+        assert_eq!(disk.memory_alignment(), disk.alignment.memory);
     });
 }
 

@@ -1,12 +1,14 @@
 //! What was written is what is read.
 
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
+use egret_faultdisk::{Effect, ErrnoName, Fault, IoType};
 use proptest::prelude::*;
 
 use super::*;
-use crate::Discard;
+use crate::{Discard, Extent};
 
 #[test]
 fn what_was_written_is_read_back() {
@@ -51,6 +53,66 @@ fn a_flush_makes_stable_what_was_written_before_it() {
             }
         },
     );
+}
+
+/// Runs a test in all [`ways`] on a disk of which the first request of this kind fails.
+fn where_the_first_fails(iotype: IoType, errno: ErrnoName, test: impl Fn(&mut Rig)) {
+    let (image, folder) = (tempfile::tempfile().unwrap(), tempfile::tempdir().unwrap());
+    image.set_len(1 << 20).unwrap();
+    let disk = match FaultDisk::mount(image, folder.path()) {
+        Ok(disk) => disk,
+        Err(why) => return egret_needs::this_test_lacks(format_args!("root and FUSE, for a disk that fails: {why}")),
+    };
+    for (name, options, shared) in ways(&Options::new("disk0", Driver::File { filename: disk.path() })) {
+        println!("{name}");
+        let ring = shared.then(shared_ring);
+        let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
+        let effect = Effect::Errno(errno);
+        let fault = Fault { iotype: Some(iotype), sectors: None, after: 0, times: Some(1), effect };
+        disk.tell(Order::Inject(fault)).unwrap();
+        test(&mut rig);
+        disk.tell(Order::Clear).unwrap();
+    }
+}
+
+#[test]
+fn what_a_flush_through_the_page_cache_loses_is_lost_for_good_and_past_it_a_flush_may_be_tried_again() {
+    where_the_first_fails(IoType::Flush, ErrnoName::Eio, |rig| {
+        rig.write(0, &pattern(4096, 1)).unwrap();
+        assert_eq!(rig.run(Op::Flush, 0, 0), Err(Errno::IO));
+        let is_cached = !rig.disk.options().direct;
+        assert_eq!(rig.disk.has_lost_writes(), is_cached);
+        assert_eq!(rig.run(Op::Flush, 0, 0), if is_cached { Err(Errno::IO) } else { Ok(()) });
+    });
+}
+
+#[test]
+fn a_lack_of_space_is_told_as_what_it_is() {
+    where_the_first_fails(IoType::Write, ErrnoName::Enospc, |rig| {
+        assert_eq!(rig.write(4096, &pattern(4096, 1)), Err(Errno::NOSPC));
+        assert!(rig.failed.len() == 1 && rig.failed[0].errno == Errno::NOSPC);
+        assert_eq!(rig.write(4096, &pattern(4096, 1)), Ok(()));
+    });
+    // Nor is a write that was to be stable tried again for it.
+    where_the_first_fails(IoType::Write, ErrnoName::Enospc, |rig| {
+        let token = rig.push(Op::Write { fua: true }, 0, 4096, Some(Memory::new(4096, 0)));
+        assert_eq!(rig.finish(token).0, Err(Errno::NOSPC));
+        assert!(rig.disk.able.write_through.load(Ordering::Relaxed));
+    });
+}
+
+#[test]
+fn a_write_through_that_is_refused_for_what_it_is_is_tried_once_more_without() {
+    let image = Image::new(1 << 20);
+    let disk = Arc::new(Disk::open(&Options { direct: true, ..image.options() }).unwrap());
+    // Linux takes no flags for files of this kind, and this one takes numbers only.
+    let refuses = File::options().write(true).open("/proc/self/oom_score_adj").unwrap();
+    // SAFETY: replaces a descriptor that stays open; nobody else knows it.
+    assert!(unsafe { libc::dup2(refuses.as_raw_fd(), disk.fd()) } >= 0);
+    let mut rig = Rig::over(Arc::clone(&disk), EngineOptions::default());
+    let token = rig.push(Op::Write { fua: true }, 0, 4096, Some(Memory::new(4096, 0).filled(&pattern(4096, 1))));
+    assert_eq!(rig.finish(token).0, Err(Errno::INVAL));
+    assert!(!disk.able.write_through.load(Ordering::Relaxed));
 }
 
 /// Writes through, and finds that it is so.
@@ -139,6 +201,42 @@ fn what_was_cut_off_an_image_is_not_said_to_be_a_hole() {
 }
 
 #[test]
+fn what_is_allocated_of_an_image_is_told_in_extents_from_where_it_is_asked_for() {
+    const K: u64 = 1024;
+    let image = Image::new(0);
+    let file = File::options().write(true).open(&image.path).unwrap();
+    file.set_len(K * K).unwrap();
+    for at in [128 * K, 512 * K] {
+        file.write_all_at(&[1; 64 << 10], at).unwrap();
+    }
+    let disk = Disk::open(&image.options()).unwrap();
+    let all =
+        [(128, true), (64, false), (320, true), (64, false), (448, true)].map(|(len, is_hole)| (len * K, is_hole));
+    let cases = [
+        (0..K * K, 10, all.to_vec()),
+        (0..K * K, 5, all.to_vec()),
+        (0..K * K, 4, all[..4].to_vec()),
+        (0..K * K, 1, all[..1].to_vec()),
+        // One there is at least.
+        (0..K * K, 0, vec![(K * K, false)]),
+        (160 * K..512 * K + 512, 10, vec![(32 * K, false), all[2], (512, false)]),
+        (192 * K..512 * K, 10, vec![all[2]]),
+        (64 * K + 512..96 * K, 10, vec![(31 * K + 512, true)]),
+        (130 * K..131 * K, 10, vec![(K, false)]),
+        (K * K - 512..K * K, 10, vec![(512, true)]),
+    ];
+    for (range, most, expected) in cases {
+        let told = disk.extents(range.clone(), most).into_iter().map(|extent| (extent.len, extent.is_hole));
+        assert_eq!(told.collect::<Vec<_>>(), expected, "{range:?}, at most {most}");
+    }
+    let null = |read_zeroes| {
+        let driver = Driver::Null { size: K * K, latency: Nanos::ZERO, read_zeroes };
+        Disk::open(&Options::new("null", driver)).unwrap().extents(K..3 * K, 2)
+    };
+    assert_eq!([true, false].map(null), [true, false].map(|is_hole| vec![Extent { len: 2 * K, is_hole }]));
+}
+
+#[test]
 fn what_a_device_had_and_has_no_more_is_an_error_and_no_lack_of_space() {
     const SIZE: u64 = 1 << 20;
     let Some(device) = LoopDevice::new(SIZE, 512) else { return };
@@ -162,6 +260,8 @@ fn what_a_device_had_and_has_no_more_is_an_error_and_no_lack_of_space() {
             }
             assert!(rig.failed.len() == 15 && rig.failed.iter().all(|failed| failed.errno == Errno::IO));
             device.resize(SIZE);
+            // Zeroes that end where the device does are all there.
+            rig.run(Op::WriteZeroes { unmap: false, fua: false }, SIZE - 65536, 65536).unwrap();
             rig.write(SIZE / 2, &data).unwrap();
             assert!(rig.read(SIZE / 2, data.len()) == data);
         }

@@ -1,10 +1,13 @@
 //! How requests go through the engines: batches, limits, attaching and detaching, announcements.
 
 use std::os::fd::AsRawFd;
+use std::sync::mpsc::TryRecvError;
 
+use egret_event_loop::EventNotifier;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::*;
+use crate::{Action, Failure, FailureLog};
 
 fn null(latency: Nanos, read_zeroes: bool) -> Options {
     Options::new("null0", Driver::Null { size: 1 << 30, latency, read_zeroes })
@@ -119,6 +122,35 @@ fn a_disk_that_is_detached_too_early_stays_until_its_last_request() {
 }
 
 #[test]
+fn who_waits_for_a_disk_to_be_let_go_of_is_told_when_its_last_request_has_ended() {
+    everywhere(1 << 20, |rig| {
+        let read = rig.push_read(0, Memory::new(4096, 0));
+        let (held, is_held) = std::sync::mpsc::channel();
+        rig.engines.detach_telling(rig.slot, held);
+        assert_eq!(is_held.try_recv(), Err(TryRecvError::Empty));
+        assert_eq!(rig.finish(read).0, Ok(()));
+        assert_eq!(is_held.try_recv(), Err(TryRecvError::Disconnected));
+    });
+}
+
+#[test]
+fn batches_are_as_small_as_they_were_last_asked_to_be() {
+    let image = Image::new(1 << 20);
+    let mut rig = Rig::new(&Options { aio: Aio::Native, direct: true, ..image.options() });
+    for (most, submissions) in [(5, 2), (2, 5), (0, 1), (10, 1)] {
+        rig.engines.set_aio_max_batch(most);
+        let count =
+            |rig: &Rig| rig.engines.counters().read().engines.iter().map(|stats| stats.submissions).sum::<u64>();
+        let before = count(&rig);
+        for at in 0..10 {
+            rig.push_read(at * 4096, Memory::new(4096, 0));
+        }
+        rig.settle();
+        assert_eq!(count(&rig) - before, submissions, "at most {most}");
+    }
+}
+
+#[test]
 fn disks_of_all_engines_share_a_thread() {
     let image = Image::of(&pattern(1 << 20, 4));
     let mut options = image.options();
@@ -205,6 +237,24 @@ fn a_null_disk_completes_when_its_latency_is_over() {
     rig.engines.reap(Nanos(9000), &mut |c| done.push(c.completion.token.0));
     assert_eq!(done, [early, late]);
     assert_eq!((rig.engines.deadline(), rig.engines.in_flight()), (None, 0));
+}
+
+#[test]
+fn a_disk_notes_failures_in_the_first_log_that_it_was_given() {
+    let bell = EventNotifier::new().unwrap();
+    let logs = [(); 2].map(|()| Arc::new(FailureLog::new(&bell)));
+    let disk = Disk::open(&null(Nanos::ZERO, false)).unwrap();
+    let failure = Failure {
+        export: "export0".into(),
+        op: Op::Flush,
+        errno: Errno::IO,
+        action: Action::Report,
+        has_lost_writes: false,
+    };
+    disk.note_failure(failure.clone());
+    logs.iter().for_each(|log| disk.log_failures(Arc::clone(log)));
+    disk.note_failure(failure.clone());
+    assert_eq!(logs.map(|log| log.take()), [vec![failure], vec![]]);
 }
 
 #[test]

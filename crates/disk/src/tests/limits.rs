@@ -158,6 +158,41 @@ fn what_is_pushed_while_a_disk_drains_waits_for_nothing() {
 }
 
 #[test]
+fn what_a_drain_lets_go_counts_all_the_same() {
+    let mut rig = rig();
+    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
+    assert_eq!(read(&mut rig, 20), 2);
+    rig.engines.disable_limits(rig.slot);
+    rig.settle();
+    rig.engines.enable_limits(rig.slot);
+    assert_eq!(read(&mut rig, 1), 0);
+    // All but one of the twenty are over the brim, at a byte a second.
+    let again = rig.engines.deadline().unwrap() - clock::now();
+    assert!(again > Nanos(18 * BLOCK * 1_000_000_000), "{again}");
+}
+
+#[test]
+fn a_group_is_what_it_was_made_and_a_disk_that_is_in_it_keeps_its_place() {
+    let group = ThrottleGroup::new("g", blocks_at_once(1));
+    assert_eq!((group.name(), group.limits()), ("g", blocks_at_once(1)));
+    let mut rig = rig();
+    assert!(rig.disk.throttle_group().is_none());
+    for _ in 0..2 {
+        rig.disk.set_throttle_group(Some(&group));
+        assert!(rig.disk.throttle_group().is_some_and(|now| Arc::ptr_eq(&now, &group)));
+        // What waits goes on waiting, as it would not under another group.
+        read(&mut rig, 5);
+        assert_eq!(rig.done.len(), 2);
+    }
+    group.set_limits(blocks_at_once(100));
+    assert_eq!(group.limits(), blocks_at_once(100));
+    rig.engines.restart_throttled();
+    rig.settle();
+    rig.disk.set_throttle_group(None);
+    assert!(rig.disk.throttle_group().is_none());
+}
+
+#[test]
 fn disks_of_a_group_share_its_limits_across_loops() {
     let group = ThrottleGroup::new("g", blocks_at_once(10));
     let mut rigs = [rig(), rig()];

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
+use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
 
@@ -38,7 +39,38 @@ fn an_image_is_described_as_it_is() {
     assert!(!disk.read_only() && !disk.supports_discard() && disk.node_name() == "disk0");
     drop(disk);
     let disk = Disk::open(&Options { discard: Discard::Unmap, ..image.options() }).unwrap();
-    assert!(disk.supports_discard() && disk.max_discard_bytes() > 0 && disk.discard_granularity() >= 512);
+    assert!(disk.supports_discard() && disk.discard_granularity() == disk.physical_block_size());
+    assert_eq!(
+        (disk.max_discard_bytes(), disk.max_write_zeroes_bytes(), disk.optimal_io_size()),
+        (1 << 30, 1 << 30, 0)
+    );
+}
+
+#[test]
+fn zeroes_are_fast_as_long_as_the_kernel_may_have_a_way_to_ask_for_them() {
+    let image = Image::new(1 << 20);
+    for (punch_hole, zero_range) in [(true, true), (false, true), (true, false), (false, false)] {
+        let disk = Disk::open(&image.options()).unwrap();
+        disk.able.punch_hole.store(punch_hole, Ordering::Relaxed);
+        disk.able.zero_range.store(zero_range, Ordering::Relaxed);
+        assert_eq!(disk.zeroes_fast(), punch_hole || zero_range);
+    }
+    let null = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: false };
+    assert!(Disk::open(&Options::new("null", null)).unwrap().zeroes_fast());
+}
+
+#[test]
+fn a_disk_runs_on_io_uring_if_it_was_asked_for_and_there_is_an_image() {
+    let image = Image::new(1 << 20);
+    for (name, options, _) in ways(&image.options()) {
+        let disk = Disk::open(&options).unwrap();
+        assert_eq!(disk.runs_on_io_uring(), options.aio == Aio::IoUring, "{name}");
+    }
+    let null = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: false };
+    let null = Disk::open(&Options { aio: Aio::IoUring, ..Options::new("null", null) }).unwrap();
+    assert!(!null.runs_on_io_uring());
+    // No engine gives it to the kernel, for which 0 and 1 are descriptors of somebody's.
+    assert_eq!(null.fd(), -1);
 }
 
 #[test]
@@ -169,6 +201,15 @@ fn a_disk_is_reopened_otherwise_without_a_moment_in_which_others_get_in() {
     assert!(refused(&reader).contains("is locked"));
     drop(relocked);
     assert!(Disk::open(&writer).is_ok());
+}
+
+#[test]
+fn a_disk_whose_place_another_has_may_leave_its_locks_before_it_is_closed() {
+    let image = Image::new(4096);
+    let disk = Disk::open(&image.options()).unwrap();
+    assert!(refused(&image.options()).contains("is locked"));
+    disk.leave_locks();
+    drop(Disk::open(&image.options()).unwrap());
 }
 
 #[test]

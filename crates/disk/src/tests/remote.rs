@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 
+use egret_event_loop::EventNotifier;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
@@ -27,7 +28,15 @@ struct Seen {
     /// How many of its flushes fail that no engine runs.
     failing: usize,
     flushed: usize,
+    /// A size that its driver was told of and nobody has taken yet.
+    new_size: Option<u64>,
+    watched: usize,
+    is_lost: bool,
+    cannot_discard: bool,
 }
+
+const LIMITS: BlockLimits =
+    BlockLimits { max_discard: 8 << 20, discard_granularity: 2048, max_write_zeroes: 4 << 20, optimal_io: 65536 };
 
 #[derive(Debug)]
 struct Vector {
@@ -45,8 +54,10 @@ impl Remote for Vector {
     }
 
     fn open(&self) -> Result<Shape, OpenCause> {
-        let size = self.seen.lock().unwrap().bytes.len() as u64;
-        Ok(Shape { size, blocks: self.blocks, limits: BlockLimits::unlimited(512) })
+        let seen = self.seen.lock().unwrap();
+        let max_discard = if seen.cannot_discard { 0 } else { LIMITS.max_discard };
+        let limits = BlockLimits { max_discard, ..LIMITS };
+        Ok(Shape { size: seen.bytes.len() as u64, blocks: self.blocks, limits })
     }
 
     fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
@@ -57,6 +68,18 @@ impl Remote for Vector {
 
     fn ask_size(&self) -> io::Result<u64> {
         Ok(self.seen.lock().unwrap().bytes.len() as u64)
+    }
+
+    fn watch(&self, _bell: &EventNotifier) {
+        self.seen.lock().unwrap().watched += 1;
+    }
+
+    fn take_new_size(&self) -> Option<u64> {
+        self.seen.lock().unwrap().new_size.take()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.seen.lock().unwrap().is_lost
     }
 
     fn can_resize(&self) -> bool {
@@ -268,6 +291,114 @@ fn a_remote_disk_is_locked_grown_and_flushed_by_its_driver() {
     assert_eq!(disk.size(), SIZE + 512);
     disk.flush().unwrap();
     assert_eq!(seen.lock().unwrap().jobs, [(Op::Flush, 0, 0)]);
+}
+
+#[test]
+fn a_remote_disk_is_what_its_driver_says() {
+    let (options, seen) = vector(1024);
+    let options = Options { discard: Discard::Unmap, ..options };
+    let disk = Disk::open(&options).unwrap();
+    assert_eq!((disk.size(), disk.logical_block_size(), disk.physical_block_size()), (SIZE, 1024, 4096));
+    assert_eq!((disk.max_discard_bytes(), disk.discard_granularity()), (8 << 20, 2048));
+    assert_eq!((disk.max_write_zeroes_bytes(), disk.optimal_io_size()), (4 << 20, 65536));
+    assert!(disk.supports_discard() && !disk.zeroes_fast() && !disk.runs_on_io_uring());
+    assert!(!disk.is_lost());
+    seen.lock().unwrap().is_lost = true;
+    assert!(disk.is_lost());
+    seen.lock().unwrap().cannot_discard = true;
+    let disk = Disk::open(&options).unwrap();
+    assert!(!disk.supports_discard() && disk.max_discard_bytes() == 0);
+}
+
+#[test]
+fn a_remote_disk_of_no_whole_block_does_not_open() {
+    for (logical, len, size) in
+        [(4096, 4095, None), (4096, 4096, Some(4096)), (4096, 9000, Some(8192)), (512, 700, Some(512))]
+    {
+        let (options, seen) = vector(logical);
+        seen.lock().unwrap().bytes.truncate(len);
+        let opened = Disk::open(&options);
+        assert_eq!(opened.as_ref().ok().map(Disk::size), size);
+        let whys = opened.err().map(|e| e.to_string());
+        assert!(whys.is_none_or(|why| why.contains("no whole block of 4096 bytes")));
+    }
+}
+
+#[test]
+fn a_size_that_a_remote_disks_driver_was_told_of_is_taken_once_and_if_it_is_another() {
+    let (options, seen) = vector(4096);
+    let disk = Disk::open(&options).unwrap();
+    disk.watch_size(&EventNotifier::new().unwrap());
+    assert_eq!(seen.lock().unwrap().watched, 1);
+    assert_eq!(disk.take_new_size(), None);
+    for (told, taken) in [(SIZE + 9000, Some(SIZE + 8192)), (SIZE + 8192, None), (SIZE - 1, Some(SIZE - 4096))] {
+        seen.lock().unwrap().new_size = Some(told);
+        assert_eq!(disk.take_new_size(), taken);
+        assert_eq!(disk.take_new_size(), None);
+        let size = told / 4096 * 4096;
+        assert_eq!((disk.size(), disk.standing().size()), (size, size));
+    }
+}
+
+#[test]
+fn what_ignores_flushes_is_written_out_all_the_same_and_what_only_reads_has_nothing_to_write() {
+    for (no_flush, read_only, flushes) in [(false, false, 2), (true, false, 1), (false, true, 0), (true, true, 0)] {
+        let (options, seen) = vector(512);
+        let disk = Disk::open(&Options { no_flush, read_only, ..options }).unwrap();
+        disk.flush().unwrap();
+        disk.write_out().unwrap();
+        assert_eq!(seen.lock().unwrap().flushed, flushes, "no_flush={no_flush} read_only={read_only}");
+    }
+}
+
+#[test]
+fn a_remote_disk_that_is_closed_gives_back_its_lock() {
+    let (options, seen) = vector(512);
+    let disk = Disk::open(&options).unwrap();
+    assert_eq!(seen.lock().unwrap().locked, [true]);
+    drop(disk);
+    assert_eq!(seen.lock().unwrap().locked, [true, false]);
+}
+
+#[test]
+fn a_remote_disk_is_locked_for_one_that_is_active_if_it_may_be_inactive_itself() {
+    for (may_be_inactive, is_active) in [(true, true), (true, false), (false, true)] {
+        let [(old, _), (new, seen)] = [vector(512), vector(512)];
+        let old = Arc::new(Disk::open(&Options { allow_inactive: true, ..old }).unwrap());
+        let active = is_active.then(|| old.activate().unwrap());
+        let new = Disk::open(&Options { allow_inactive: may_be_inactive, ..new }).unwrap();
+        new.share_locks_of(&old).unwrap();
+        // One that may not be inactive has it from the beginning.
+        let expected = is_active || !may_be_inactive;
+        assert_eq!((new.is_active(), seen.lock().unwrap().locked.len()), (expected, usize::from(expected)));
+        drop(active);
+    }
+}
+
+#[test]
+fn a_flush_that_failed_at_a_remote_disk_may_be_tried_again() {
+    let (options, seen) = vector(512);
+    seen.lock().unwrap().failing = 1;
+    let disk = Disk::open(&options).unwrap();
+    assert_eq!(disk.flush().unwrap_err().kind(), io::Error::from(Errno::IO).kind());
+    assert!(!disk.has_lost_writes());
+    disk.flush().unwrap();
+}
+
+#[test]
+fn an_engine_whose_disk_was_about_to_leave_is_used_again_unless_its_disk_was_lost() {
+    for is_lost in [false, true] {
+        let (options, seen) = vector(512);
+        let mut rig = Rig::new(&options);
+        rig.engines.detach(rig.slot);
+        seen.lock().unwrap().is_lost = is_lost;
+        let engines = || seen.lock().unwrap().engines;
+        let disk = Arc::clone(&rig.disk);
+        rig.slot = rig.engines.attach(&disk).unwrap();
+        assert_eq!(engines(), 1 + usize::from(is_lost));
+        assert_eq!(rig.write(0, &[7; 512]), Ok(()));
+        assert_eq!(engines(), 1);
+    }
 }
 
 #[test]
