@@ -15,6 +15,7 @@ use egret_event_loop::Nanos;
 use egret_export::{Address, BindError, Export, ExportError, ListenError};
 use egret_vring::memory::Region;
 use egret_vring::ring::InflightConfig;
+use egret_vring::vhost_user::F_LOG_ALL;
 
 use peer::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -52,10 +53,82 @@ fn config(offset: u32, size: u32) -> Vec<u8> {
 fn what_is_offered_is_what_the_device_was_made_as() {
     let io = IoThread::start();
     let (mut peer, _export) = peer(&io);
-    assert_ne!(peer.ask_u64(GET_FEATURES) & F_PROTOCOL_FEATURES, 0);
-    assert_ne!(peer.ask_u64(GET_PROTOCOL_FEATURES) & REPLY_ACK, 0);
+    assert_eq!(peer.ask_u64(GET_FEATURES) & (F_PROTOCOL_FEATURES | F_LOG_ALL), F_PROTOCOL_FEATURES | F_LOG_ALL);
+    let offered = [0, 1, 3, 5, 9, 12, 13, 15, 19, 20, 23].map(|bit| 1u64 << bit);
+    assert_eq!(peer.ask_u64(GET_PROTOCOL_FEATURES), offered.into_iter().sum());
     assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
-    assert!(peer.ask_u64(GET_MAX_MEM_SLOTS) >= 8);
+    assert_eq!(peer.ask_u64(GET_MAX_MEM_SLOTS), 64);
+    // What was not offered is nothing to agree on, whatever else is.
+    assert_eq!(peer.order(SET_PROTOCOL_FEATURES, &(REPLY_ACK | 1 << 2).to_ne_bytes()), None);
+}
+
+#[test]
+fn an_order_is_acknowledged_where_that_was_agreed_on_and_asked_for_and_by_whether_it_was_carried_out() {
+    let io = IoThread::start();
+    for (is_agreed, flags, is_acknowledged) in
+        [(true, NEED_REPLY, true), (true, 0, false), (false, NEED_REPLY, false), (false, 0, false)]
+    {
+        let (mut peer, _export) = peer(&io);
+        if is_agreed {
+            peer.agree();
+        }
+        peer.say(SET_VRING_BASE, flags, &words(&[2, 1]), &[]);
+        if is_acknowledged {
+            assert_eq!(peer.hear(), Some(longs(&[0])));
+        }
+        // What is heard next is the answer to this, so that there was none before it.
+        assert_eq!(peer.ask(GET_VRING_BASE, &words(&[2, 0])), Some(words(&[2, 1])), "{is_agreed} {flags}");
+        peer.say(SET_VRING_BASE, flags, &words(&[3, 1]), &[]);
+        assert_eq!(peer.hear(), is_acknowledged.then(|| longs(&[1])), "{is_agreed} {flags}");
+    }
+}
+
+#[test]
+fn a_client_has_so_many_regions_of_memory_and_may_have_another_when_it_has_taken_one_away() {
+    let io = IoThread::start();
+    let (mut peer, _export) = agreed(&io);
+    let region = Region::anonymous(0, 4096).unwrap();
+    let row = |at: u64| longs(&[0, at * 4096, 4096, at * 4096, 0]);
+    let add = |peer: &mut Peer, at: u64| {
+        peer.say(ADD_MEM_REG, NEED_REPLY, &row(at), &[region.file.as_fd()]);
+        peer.hear()
+    };
+    for at in 0..64 {
+        assert_eq!(add(&mut peer, at), Some(longs(&[0])), "{at}");
+    }
+    assert_eq!(peer.order(REM_MEM_REG, &row(7)), Some(0));
+    assert_eq!(add(&mut peer, 64), Some(longs(&[0])));
+    assert_eq!(add(&mut peer, 65), Some(longs(&[1])));
+    assert!(peer.hear().is_none());
+    let (mut peer, _export) = agreed(&io);
+    assert_eq!(peer.order(REM_MEM_REG, &row(7)), Some(1), "it was never there");
+}
+
+#[test]
+fn a_record_is_for_queues_that_there_are_of_a_length_that_they_may_have_and_none_of_them_runs() {
+    let io = IoThread::start();
+    let record = Region::anonymous(0, MIB).unwrap();
+    for (queues, size, is_right) in [
+        (0, 128, false),
+        (1, 1, true),
+        (3, 128, true),
+        (4, 128, false),
+        (3, 0, false),
+        (3, 1024, true),
+        (3, 1025, false),
+    ] {
+        let what = format!("{queues} queues of {size}");
+        let message = |len| longs(&[len, 0, size << 16 | queues]);
+        let (mut peer, _export) = agreed(&io);
+        assert_eq!(peer.ask(GET_INFLIGHT_FD, &message(0)).is_some(), is_right, "{what}");
+        let (mut peer, _export) = agreed(&io);
+        peer.say(SET_INFLIGHT_FD, NEED_REPLY, &message(MIB), &[record.file.as_fd()]);
+        assert_eq!(peer.hear(), Some(longs(&[u64::from(!is_right)])), "{what}");
+    }
+    let (mut peer, _export) = agreed(&io);
+    let _ring = start_ring(&mut peer, 0);
+    peer.say(SET_INFLIGHT_FD, NEED_REPLY, &longs(&[MIB, 0, 128 << 16 | 3]), &[record.file.as_fd()]);
+    assert_eq!(peer.hear(), Some(longs(&[1])));
 }
 
 #[test]
@@ -335,8 +408,10 @@ fn a_size_that_was_announced_before_rings_run_is_announced_again_when_one_does_u
 fn a_vring_keeps_its_base_over_a_stop() {
     let io = IoThread::start();
     let (mut peer, _export) = agreed(&io);
-    assert_eq!(peer.order(SET_VRING_BASE, &words(&[2, 77])), Some(0));
-    assert_eq!(peer.ask(GET_VRING_BASE, &words(&[2, 0])), Some(words(&[2, 77])));
+    for base in [77, 0xffff] {
+        assert_eq!(peer.order(SET_VRING_BASE, &words(&[2, base])), Some(0));
+        assert_eq!(peer.ask(GET_VRING_BASE, &words(&[2, 0])), Some(words(&[2, base])));
+    }
 }
 
 #[test]
@@ -350,12 +425,23 @@ fn a_packed_vring_begins_on_its_first_lap_and_keeps_both_places_over_a_stop() {
 }
 
 #[test]
-fn a_packed_ring_may_have_a_size_that_is_no_power_of_two() {
+fn a_ring_has_a_size_that_is_a_power_of_two_unless_it_is_packed_and_no_more_than_there_is_room_for() {
     let io = IoThread::start();
-    for (unwanted, answer) in [(0, Some(0)), (RING_PACKED, Some(1))] {
-        let (mut peer, _export) = peer(&io);
-        peer.agree_but(unwanted);
-        assert_eq!(peer.order(SET_VRING_NUM, &words(&[0, 100])), answer);
+    for (size, split, packed) in [
+        (0, false, false),
+        (1, true, true),
+        (100, false, true),
+        (1000, false, true),
+        (1024, true, true),
+        (1025, false, false),
+        (2048, false, false),
+        (0x1_0010, false, false),
+    ] {
+        for (unwanted, is_right) in [(0, packed), (RING_PACKED, split)] {
+            let (mut peer, _export) = peer(&io);
+            peer.agree_but(unwanted);
+            assert_eq!(peer.order(SET_VRING_NUM, &words(&[0, size])), Some(u64::from(!is_right)), "{size}");
+        }
     }
 }
 
