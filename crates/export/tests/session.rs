@@ -479,6 +479,18 @@ fn what_breaks_the_protocol_ends_the_session() {
 }
 
 #[test]
+fn a_message_has_as_many_bytes_as_any_may_have_and_no_more() {
+    let io = IoThread::start();
+    for (len, answer) in [(4096, Some(longs(&[0]))), (4097, None)] {
+        let (mut peer, _export) = agreed(&io);
+        let (_ours, theirs) = UnixStream::pair().unwrap();
+        // What this one says beside its descriptor is nothing to us.
+        peer.say(SET_BACKEND_REQ_FD, NEED_REPLY, &vec![0; len], &[theirs.as_fd()]);
+        assert_eq!(peer.hear(), answer, "{len}");
+    }
+}
+
+#[test]
 fn a_descriptor_to_signal_with_that_is_no_eventfd_ends_the_session() {
     let io = IoThread::start();
     let (mut peer, _export) = agreed(&io);

@@ -310,6 +310,7 @@ fn a_request_is_done_where_its_flags_its_place_and_the_export_allow_it_and_refus
             ((0, READ, u64::MAX - 511, 512), inval),
             ((0, READ, 256, 512), inval),
             ((0, READ, 512, 256), inval),
+            ((0, READ, 256, 256), inval),
             ((0, READ, 0, MOST), Ok(Kind::Read)),
             ((0, READ, 0, MOST + 512), inval),
             ((DF, READ, 0, PART), unless_simple(Ok(Kind::Read))),
