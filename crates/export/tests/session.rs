@@ -479,8 +479,14 @@ fn what_breaks_the_protocol_ends_the_session() {
 }
 
 #[test]
-fn a_message_has_as_many_bytes_as_any_may_have_and_no_more() {
+fn a_message_has_as_many_bytes_and_descriptors_as_any_may_have_and_no_more() {
     let io = IoThread::start();
+    for (count, answer) in [(8, Some(longs(&[0]))), (9, None)] {
+        let (mut peer, _export) = agreed(&io);
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        peer.say(SET_OWNER, NEED_REPLY, &[], &vec![eventfd.as_fd(); count]);
+        assert_eq!(peer.hear(), answer, "{count} descriptors");
+    }
     for (len, answer) in [(4096, Some(longs(&[0]))), (4097, None)] {
         let (mut peer, _export) = agreed(&io);
         let (_ours, theirs) = UnixStream::pair().unwrap();
