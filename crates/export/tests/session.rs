@@ -405,6 +405,40 @@ fn a_size_that_was_announced_before_rings_run_is_announced_again_when_one_does_u
 }
 
 #[test]
+fn an_export_is_in_use_and_has_its_disk_active_while_a_ring_is_to_run_and_no_longer() {
+    let io = IoThread::start();
+    let (mut peer, export) = agreed(&io);
+    let is = |export: &Export| (export.is_in_use(), export.has_active_disks());
+    assert_eq!((export.id(), is(&export)), ("e0", (false, false)));
+    let _ring = start_ring(&mut peer, 0);
+    let (region, kick) = start_ring(&mut peer, 1);
+    assert_eq!(is(&export), (true, true));
+    for enabled in [false, true, false, true] {
+        assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[0, enabled.into()])), Some(0));
+        assert_eq!(is(&export), (true, true), "the other runs");
+    }
+    peer.ask(GET_VRING_BASE, &words(&[0, 0])).unwrap();
+    assert_eq!(is(&export), (true, true), "the other runs");
+    for enabled in [false, true, false] {
+        assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[1, enabled.into()])), Some(0));
+        assert_eq!(is(&export), (enabled, enabled));
+    }
+    assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[1, 1])), Some(0));
+    // Memory that changes stops it and has it go on.
+    let table = [words(&[1, 0]), longs(&[0, region.size, 0, 0])].concat();
+    peer.say(SET_MEM_TABLE, NEED_REPLY, &table, &[region.file.as_fd()]);
+    assert_eq!((peer.hear(), is(&export)), (Some(longs(&[0])), (true, true)));
+    for reset in [RESET_DEVICE, RESET_OWNER] {
+        assert_eq!(peer.order(reset, &[]), Some(0));
+        assert_eq!(is(&export), (false, false));
+        peer.say(SET_VRING_KICK, NEED_REPLY, &longs(&[1]), &[kick.as_fd()]);
+        assert_eq!((peer.hear(), is(&export)), (Some(longs(&[0])), (false, false)), "nothing else is known of it");
+        let _ring = start_ring(&mut peer, 0);
+        assert_eq!(is(&export), (true, true));
+    }
+}
+
+#[test]
 fn a_vring_keeps_its_base_over_a_stop() {
     let io = IoThread::start();
     let (mut peer, _export) = agreed(&io);
