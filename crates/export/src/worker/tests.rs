@@ -327,3 +327,41 @@ fn a_queue_finds_out_by_itself_that_a_request_is_overdue() {
     assert_eq!((queue(&mut io, id).counters.overdue.get(), queue(&mut io, id).counters.in_flight.get()), (1, 1));
     assert!(errors.take_overdue().is_some_and(|oldest| oldest >= TIMEOUT));
 }
+
+#[test]
+fn each_descriptor_of_a_queue_is_signalled_for_what_it_is_there_for_and_for_nothing_else() {
+    use rustix::event::{EventfdFlags, eventfd};
+    for packed in [false, true] {
+        let mut guest = Guest::new(packed, Vec::new());
+        let (mut engines, mut signals) = (EngineSet::new(EngineOptions::default()), Signals::new().unwrap());
+        let fds = [(); 3].map(|()| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
+        let theirs = |at: usize| Some(fds[at].try_clone().unwrap());
+        let fds_of = guest.worker.fds();
+        fds_of.set_call(theirs(0));
+        (fds_of.log, fds_of.err) = (theirs(1).map(Arc::new), theirs(2));
+        let mut told = |worker: &mut QueueWorker| {
+            worker.notify(&mut signals);
+            signals.submit();
+            let is_signalled = [0, 1, 2].map(|at: usize| rustix::io::read(&fds[at], &mut [0; 8]).is_ok());
+            (is_signalled, worker.counters.calls.get(), worker.counters.calls_spared.get())
+        };
+        let what = format!("packed: {packed}");
+        // What was used before the descriptor was there may have been told of on another.
+        assert_eq!(told(&mut guest.worker), ([true, false, false], 0, 0), "{what}");
+        assert_eq!(told(&mut guest.worker), ([false, false, false], 0, 0), "{what}");
+        for (round, arms) in (1..).zip([true, false]) {
+            if arms {
+                guest.driver.arm_calls();
+            }
+            guest.ask(GET_ID, 1, 21);
+            guest.worker.take_in(&mut engines, || Nanos::ZERO);
+            assert_eq!(told(&mut guest.worker), ([arms, true, false], 1, round - 1), "{what}, armed: {arms}");
+            assert!(guest.driver.reap().unwrap().is_some());
+        }
+        guest.worker.break_queue(&"it is broken");
+        assert_eq!(told(&mut guest.worker), ([false, false, true], 1, 1), "{what}");
+        assert_eq!(told(&mut guest.worker), ([false, false, false], 1, 1), "{what}");
+        assert_eq!(guest.worker.counters.broken.get(), 1);
+        assert!(guest.worker.arm() && !guest.worker.poll());
+    }
+}
