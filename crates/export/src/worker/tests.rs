@@ -365,3 +365,36 @@ fn each_descriptor_of_a_queue_is_signalled_for_what_it_is_there_for_and_for_noth
         assert!(guest.worker.arm() && !guest.worker.poll());
     }
 }
+
+#[test]
+fn a_queue_has_something_to_do_while_it_runs_and_may_pop_what_is_there_and_waits_for_a_kick_otherwise() {
+    for packed in [false, true] {
+        let mut guest = Guest::new(packed, Vec::new());
+        let mut engines = EngineSet::new(EngineOptions::default());
+        let state = |guest: &mut Guest| (guest.worker.poll(), guest.worker.arm());
+        assert_eq!(state(&mut guest), (false, true), "packed: {packed}: there is nothing");
+        guest.ask(GET_ID, 1, 21);
+        assert_eq!(state(&mut guest), (true, false), "packed: {packed}: there is something");
+        // As many iovecs in flight as there may be.
+        for (iovecs, expected) in [(MOST_IOVECS - 1, (true, false)), (MOST_IOVECS, (false, true)), (0, (true, false))] {
+            guest.worker.iovecs = iovecs;
+            assert_eq!(state(&mut guest), expected, "packed: {packed}, {iovecs} iovecs");
+        }
+        guest.worker.stop(&mut engines);
+        assert_eq!((state(&mut guest), guest.worker.is_drained()), ((false, true), true), "packed: {packed}: it stops");
+        guest.worker.take_in(&mut engines, || Nanos::ZERO);
+        assert_eq!(guest.driver.reap().unwrap(), None, "packed: {packed}: it stops");
+        guest.worker.resume_queue(&mut engines);
+        assert_eq!(state(&mut guest), (true, false), "packed: {packed}: it goes on");
+        guest.worker.take_in(&mut engines, || Nanos::ZERO);
+        guest.worker.notify(&mut Signals::new().unwrap());
+        assert!(guest.driver.reap().unwrap().is_some());
+        // Who polls at all times does not wait, unless there is a kick to wait for.
+        guest.worker.info.kickless = Kickless::Busy;
+        assert_eq!(state(&mut guest), (false, false), "packed: {packed}: it is polled");
+        let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        guest.worker.fds().kick = Some(kick);
+        assert_eq!(state(&mut guest), (false, true), "packed: {packed}: it has a kick");
+        assert!(guest.worker.descriptor().is_some());
+    }
+}
