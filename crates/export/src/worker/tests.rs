@@ -398,3 +398,32 @@ fn a_queue_has_something_to_do_while_it_runs_and_may_pop_what_is_there_and_waits
         assert!(guest.worker.descriptor().is_some());
     }
 }
+
+#[test]
+fn a_queue_has_each_disk_by_its_key_where_the_engines_have_it_until_it_is_taken_away() {
+    let mut engines = EngineSet::new(EngineOptions::default());
+    let mut worker = Guest::new(false, Vec::new()).worker;
+    let slots = [(); 3].map(|()| {
+        let disk = null_disk();
+        (engines.attach(&disk).unwrap(), disk)
+    });
+    let has = |worker: &QueueWorker| [0, 1, 2, 3].map(|key| worker.disks.slot(DiskKey(key)));
+    for (key, at) in [(2, 0), (0, 1)] {
+        let (slot, disk) = &slots[at];
+        worker.add_disk(DiskKey(key), Arc::clone(disk), *slot);
+    }
+    assert_eq!(has(&worker), [Some(slots[1].0), None, Some(slots[0].0), None]);
+    let keys = [0, 1, 2].map(|at: usize| worker.disks.key_of(slots[at].0));
+    assert_eq!(keys, [Some(DiskKey(2)), Some(DiskKey(0)), None]);
+    let (slot, disk) = &slots[2];
+    assert_eq!(worker.replace_disk(DiskKey(2), Arc::clone(disk), *slot), Some(slots[0].0));
+    assert_eq!(has(&worker), [Some(slots[1].0), None, Some(*slot), None]);
+    assert_eq!(Arc::strong_count(&slots[0].1), Arc::strong_count(disk) - 1);
+    let gone = [2, 2, 1, 7].map(|key| worker.remove_disk(DiskKey(key)));
+    assert_eq!(gone, [Some(*slot), None, None, None]);
+    // What is left is taken to another loop, and let go of here.
+    worker.disks.detach(&mut engines);
+    assert_eq!(has(&worker), [None; 4]);
+    worker.disks.attach(&mut engines).unwrap();
+    assert!(worker.disks.slot(DiskKey(0)).is_some() && worker.disks.slot(DiskKey(2)).is_none());
+}
