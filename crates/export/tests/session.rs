@@ -6,13 +6,14 @@ mod peer;
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Address, BindError, Export, ExportError, ListenError};
+use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, ListenError};
 use egret_vring::memory::Region;
 use egret_vring::ring::InflightConfig;
 use egret_vring::vhost_user::F_LOG_ALL;
@@ -538,6 +539,49 @@ fn a_descriptor_to_signal_with_that_is_no_eventfd_ends_the_session() {
     peer.say(SET_VRING_CALL, NEED_REPLY, &0u64.to_ne_bytes(), &[pipe.as_fd()]);
     assert_eq!(peer.hear(), Some(1u64.to_ne_bytes().to_vec()), "refused");
     assert!(peer.hear().is_none());
+}
+
+#[test]
+fn a_channel_that_is_no_stream_of_unix_ends_the_session() {
+    let io = IoThread::start();
+    let eventfd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let (datagram, _other) = UnixDatagram::pair().unwrap();
+    let tcp = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    for (what, fd) in [("eventfd", eventfd.as_fd()), ("datagram", datagram.as_fd()), ("TCP", tcp.as_fd())] {
+        let (mut peer, _export) = agreed(&io);
+        peer.say(SET_BACKEND_REQ_FD, NEED_REPLY, &longs(&[0]), &[fd]);
+        assert_eq!((peer.hear(), peer.hear()), (Some(longs(&[1])), None), "{what}");
+    }
+}
+
+#[test]
+fn an_inherited_descriptor_is_a_unix_socket_that_listens_or_is_one_client_s_and_of_the_right_user() {
+    let io = IoThread::start();
+    let tcp = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let eventfd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    for wrong in [OwnedFd::from(tcp), eventfd] {
+        assert!(matches!(export(&io, Address::Fd(wrong)), Err(ExportError::Listen(_, ListenError::BadFd))));
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("socket");
+    let first = export(&io, Address::Fd(UnixListener::bind(&path).unwrap().into())).unwrap();
+    for _ in 0..2 {
+        assert_eq!(Peer(UnixStream::connect(&path).unwrap()).ask_u64(GET_QUEUE_NUM), 3);
+    }
+    drop(first);
+    assert!(path.exists(), "it is somebody else's to remove");
+    let own = rustix::process::geteuid().as_raw();
+    for (uids, is_let_in) in [(vec![], true), (vec![own + 1, own], true), (vec![own + 1], false)] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let access = Access { uids, ..Access::default() };
+        let config = ExportConfig { access, ..export_config(Address::Fd(theirs.into())) };
+        let null = Driver::Null { size: MIB, latency: Nanos::ZERO, read_zeroes: true };
+        let disk = Arc::new(Disk::open(&Options::new("null", null)).unwrap());
+        let _export = Export::start(config, blk_config(MIB, 3), disk, vec![io.0.clone()]).unwrap();
+        let mut peer = Peer(ours);
+        let _ = peer.0.write_all(&words(&[GET_QUEUE_NUM, 1, 0]));
+        assert_eq!(peer.hear(), is_let_in.then(|| longs(&[3])));
+    }
 }
 
 #[test]
