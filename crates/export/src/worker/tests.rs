@@ -424,6 +424,7 @@ fn a_queue_has_each_disk_by_its_key_where_the_engines_have_it_until_it_is_taken_
     // What is left is taken to another loop, and let go of here.
     worker.disks.detach(&mut engines);
     assert_eq!(has(&worker), [None; 4]);
+    assert!(worker.pinning().is_none(), "nobody allows that");
     worker.disks.attach(&mut engines).unwrap();
     assert!(worker.disks.slot(DiskKey(0)).is_some() && worker.disks.slot(DiskKey(2)).is_none());
 }
