@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_bucket_ends_where_the_next_begins() {
-        assert_eq!((bucket(0), bucket(255), bucket(271)), (0, 0, 0));
+        assert_eq!([0, 1, 255, 271].map(bucket), [0; 4]);
         for at in 0..BUCKETS - 1 {
             assert_eq!((bucket(end(at) - 1), bucket(end(at))), (at, at + 1));
         }
@@ -182,6 +182,13 @@ mod tests {
     }
 
     #[test]
+    fn buckets_are_told_that_hold_something_by_where_they_end_and_the_last_by_the_longest() {
+        assert_eq!(of([]).buckets().count(), 0);
+        let latencies = of([300, 1000, 1023, 1 << 40, 1 << 50]);
+        assert_eq!(latencies.buckets().collect::<Vec<_>>(), [(303, 1), (1023, 2), (1 << 50, 2)]);
+    }
+
+    #[test]
     fn what_was_counted_since_is_what_is_left_after_the_difference() {
         let (before, now) = (of([1000, 2000]), of([1000, 2000, 5000, 5000]));
         let since = now.since(&before);
@@ -189,5 +196,11 @@ mod tests {
         let mut sum = before.clone();
         sum.add(&since);
         assert_eq!(sum, now);
+        // Several queues' are one sum, whichever has the longest.
+        for (one, other) in [([1000, 9000], [5000, 2000]), ([5000, 2000], [1000, 9000])] {
+            let mut sum = of(one);
+            sum.add(&of(other));
+            assert_eq!(sum, of([1000, 2000, 5000, 9000]));
+        }
     }
 }

@@ -442,3 +442,185 @@ fn config(number: u32, body: &[u8]) -> Result<Request, ProtocolError> {
         _ => Request::SetConfig { offset, bytes: body[12..].to_vec() },
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    fn bytes(words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    fn of_longs(longs: &[u64]) -> Vec<u8> {
+        longs.iter().flat_map(|long| long.to_ne_bytes()).collect()
+    }
+
+    /// With so many descriptors.
+    fn parsed(number: u32, body: &[u8], fds: usize) -> Result<Request, ProtocolError> {
+        let fd = || PeerFd::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        parse(number, body, std::iter::repeat_with(fd).take(fds).collect())
+    }
+
+    #[test]
+    fn a_message_has_the_length_and_the_descriptors_that_its_request_takes_and_costs_what_that_is_worth() {
+        use request::*;
+        // Number, lengths of bodies, descriptors, cost.
+        let requests: [(u32, &[usize], &[usize], u32); 28] = [
+            (GET_FEATURES, &[0], &[0, 1, 2], 1),
+            (SET_FEATURES, &[8], &[0, 1, 2], 1),
+            (SET_OWNER, &[0], &[0, 1, 2], 1),
+            (RESET_OWNER, &[0], &[0, 1, 2], 1),
+            (SET_VRING_NUM, &[8], &[0, 1, 2], 1),
+            (SET_VRING_ADDR, &[40], &[0, 1, 2], 1),
+            (SET_LOG_BASE, &[16], &[1, 2], 16),
+            (SET_LOG_FD, &[0], &[1, 2], 1),
+            (SET_VRING_BASE, &[8], &[0, 1, 2], 1),
+            (GET_VRING_BASE, &[8], &[0, 1, 2], 1),
+            (GET_VRING_BASE_SKIP_DRAIN, &[8], &[0, 1, 2], 1),
+            (SET_VRING_KICK, &[8], &[1], 1),
+            (SET_VRING_CALL, &[8], &[1], 1),
+            (SET_VRING_ERR, &[8], &[1], 1),
+            (GET_PROTOCOL_FEATURES, &[0], &[0, 1, 2], 1),
+            (SET_PROTOCOL_FEATURES, &[8], &[0, 1, 2], 1),
+            (GET_QUEUE_NUM, &[0], &[0, 1, 2], 1),
+            (SET_VRING_ENABLE, &[8], &[0, 1, 2], 1),
+            (SET_BACKEND_REQ_FD, &[0, 4, 8, 12, 16, 20, 24, 40, 48], &[1, 2], 1),
+            (GET_INFLIGHT_FD, &[20, 24], &[0, 1, 2], 16),
+            (SET_INFLIGHT_FD, &[20, 24], &[1, 2], 1),
+            (RESET_DEVICE, &[0], &[0, 1, 2], 1),
+            (GET_MAX_MEM_SLOTS, &[0], &[0, 1, 2], 1),
+            (ADD_MEM_REG, &[40], &[1, 2], 16),
+            (REM_MEM_REG, &[40], &[0, 1, 2], 16),
+            (SET_DEVICE_STATE_FD, &[8], &[1, 2], 16),
+            (CHECK_DEVICE_STATE, &[0], &[0, 1, 2], 16),
+            (999, &[], &[], 0),
+        ];
+        for (number, lengths, descriptors, cost) in requests {
+            for len in [0, 4, 8, 12, 16, 20, 24, 40, 48] {
+                for fds in 0..3 {
+                    let what = format!("request {number} of {len} bytes with {fds} descriptors");
+                    match parsed(number, &vec![0; len], fds) {
+                        Ok(request) => {
+                            assert!(lengths.contains(&len) && descriptors.contains(&fds), "{what}");
+                            assert_eq!(request.cost(), cost, "{what}");
+                        }
+                        Err(e) => assert!(!lengths.contains(&len) || !descriptors.contains(&fds), "{what}: {e}"),
+                    }
+                }
+            }
+        }
+        // Who says that there is no descriptor sends none.
+        for number in [SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR] {
+            for (fds, is_right) in [(0, true), (1, false), (2, false)] {
+                assert_eq!(parsed(number, &of_longs(&[NO_FD | 3]), fds).is_ok(), is_right, "{number} with {fds}");
+            }
+        }
+        for (count, bytes, fds, is_right) in [
+            (0, 8, 0, true),
+            (1, 40, 1, true),
+            (8, 264, 8, true),
+            (9, 296, 9, false),
+            (1, 39, 1, false),
+            (1, 72, 1, false),
+            (2, 40, 2, false),
+            (1, 40, 0, false),
+            (1, 40, 2, false),
+        ] {
+            let mut body = vec![0; bytes];
+            body[0] = count;
+            let request = parsed(SET_MEM_TABLE, &body, fds);
+            assert_eq!(request.as_ref().is_ok(), is_right, "{count} regions in {bytes} bytes with {fds} descriptors");
+            assert!(request.is_err() || request.unwrap().cost() == 16);
+        }
+        for (len, size, is_right) in [
+            (11, 0, false),
+            (12, 0, true),
+            (12, 1, false),
+            (13, 1, true),
+            (13, 0, false),
+            (268, 256, true),
+            (269, 257, false),
+        ] {
+            let mut body = bytes(&[0, size, 0, 0]);
+            body.resize(len, 0);
+            for number in [GET_CONFIG, SET_CONFIG] {
+                let request = parsed(number, &body, 0);
+                assert_eq!(request.as_ref().is_ok(), is_right, "{number} of {size} bytes in {len}");
+                assert!(request.is_err() || request.unwrap().cost() == 1);
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_message_says_is_what_is_asked_for() {
+        use request::*;
+        let said = |number, body: &[u8], fds| parsed(number, body, fds).unwrap();
+        let two = &bytes(&[5, 7])[..];
+        assert!(
+            matches!(said(SET_FEATURES, &of_longs(&[1 << 40]), 0), Request::SetFeatures(features) if features == 1 << 40)
+        );
+        assert!(matches!(said(SET_VRING_NUM, two, 0), Request::SetVringNum(5, 7)));
+        assert!(matches!(said(SET_VRING_BASE, two, 0), Request::SetVringBase(5, 7)));
+        assert!(matches!(said(GET_VRING_BASE, two, 0), Request::GetVringBase(5, Leave::Nothing)));
+        assert!(matches!(said(GET_VRING_BASE_SKIP_DRAIN, two, 0), Request::GetVringBase(5, Leave::NotBegun)));
+        assert!(matches!(said(SET_VRING_ENABLE, &bytes(&[5, 0]), 0), Request::SetVringEnable(5, false)));
+        assert!(matches!(said(SET_VRING_ENABLE, &bytes(&[5, 1]), 0), Request::SetVringEnable(5, true)));
+        assert!(parsed(SET_VRING_ENABLE, &bytes(&[5, 2]), 0).is_err());
+        // A queue's number has eight bits.
+        for (number, fd) in [(0x0205, true), (0x0205 | NO_FD, false)] {
+            let (name, fds) = (of_longs(&[number]), usize::from(fd));
+            assert!(
+                matches!(said(SET_VRING_KICK, &name, fds), Request::SetVringKick(5, found) if found.is_some() == fd)
+            );
+            assert!(
+                matches!(said(SET_VRING_CALL, &name, fds), Request::SetVringCall(5, found) if found.is_some() == fd)
+            );
+            assert!(matches!(said(SET_VRING_ERR, &name, fds), Request::SetVringErr(5, found) if found.is_some() == fd));
+        }
+        for (flags, logged) in [(0, None), (VRING_LOG, Some(0x4000)), (!VRING_LOG, None)] {
+            let body = [bytes(&[5, flags]), of_longs(&[0x1000, 0x2000, 0x3000, 0x4000])].concat();
+            let at = RingAt { desc: 0x1000, used: 0x2000, avail: 0x3000 };
+            let Request::SetVringAddr(5, found, log) = said(SET_VRING_ADDR, &body, 0) else { panic!("{flags}") };
+            assert_eq!((found, log), (at, logged));
+        }
+        let log = LogAt { size: 0x1000, offset: 0x2000 };
+        assert!(matches!(said(SET_LOG_BASE, &log.to_bytes(), 1), Request::SetLogBase(found, _) if found == log));
+        let at = InflightAt { size: 1 << 33, offset: 2, queues: 0x1234, queue_size: 0x5678 };
+        for len in [20, 24] {
+            let body = at.to_bytes(len);
+            assert_eq!(body.len(), len);
+            assert!(
+                matches!(said(GET_INFLIGHT_FD, &body, 0), Request::GetInflight(found, asked) if (found, asked) == (at, len))
+            );
+            assert!(matches!(said(SET_INFLIGHT_FD, &body, 1), Request::SetInflight(found, _) if found == at));
+        }
+        let row = |first: u64| of_longs(&[first, first + 1, first + 2, first + 3]);
+        let is_row = |found: RegionAt, first| {
+            [found.guest_addr, found.size, found.user_addr, found.offset] == [first, first + 1, first + 2, first + 3]
+        };
+        let one = [of_longs(&[0]), row(10)].concat();
+        assert!(matches!(said(ADD_MEM_REG, &one, 1), Request::AddMemReg(found, _) if is_row(found, 10)));
+        assert!(matches!(said(REM_MEM_REG, &one, 0), Request::RemMemReg(found) if is_row(found, 10)));
+        let Request::SetMemTable(table) = said(SET_MEM_TABLE, &[of_longs(&[2]), row(10), row(20)].concat(), 2) else {
+            panic!("no table")
+        };
+        assert!(table.iter().zip([10, 20]).all(|((found, _), first)| is_row(*found, first)) && table.len() == 2);
+        let config = [&bytes(&[32, 2, 1])[..], &[8, 9]].concat();
+        assert!(matches!(said(GET_CONFIG, &config, 0), Request::GetConfig { offset: 32, size: 2, flags: 1 }));
+        assert!(matches!(said(SET_CONFIG, &config, 0), Request::SetConfig { offset: 32, bytes } if bytes == [8, 9]));
+        for (said, expected) in [
+            ([0, 0], Some(Direction::Save)),
+            ([1, 0], Some(Direction::Load)),
+            ([0, 1], None),
+            ([1, 1], None),
+            ([2, 0], None),
+        ] {
+            match parsed(SET_DEVICE_STATE_FD, &bytes(&said), 1) {
+                Ok(Request::SetDeviceState(direction)) => assert_eq!(Some(direction), expected),
+                other => assert!(other.is_err() && expected.is_none(), "{said:?}"),
+            }
+        }
+    }
+}

@@ -180,3 +180,62 @@ impl QueueStats {
         self.broken += other.broken;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was counted of each type: how much, and the latencies.
+    fn told(stats: &QueueStats) -> Vec<(OpStats, Option<(u64, Nanos)>)> {
+        let latency = |of| stats.latency_of(of).map(|latency| (latency.count(), latency.sum()));
+        RequestType::ALL.into_iter().map(|of| (stats.op(of), latency(of))).collect()
+    }
+
+    #[test]
+    fn a_sum_has_all_that_each_queue_has_counted_by_its_type() {
+        let (one, other) = (QueueCounters::default(), QueueCounters::default());
+        one.count_op(RequestType::Read, 512, true, Nanos(1000));
+        one.count_op(RequestType::Read, 1024, false, Nanos(2000));
+        let before = one.read();
+        assert_eq!(
+            (before.latency_since(&QueueStats::default()), before.latency_since(&before)),
+            (before.latency(), None)
+        );
+        one.count_op(RequestType::Write, 4096, true, Nanos(4000));
+        other.count_op(RequestType::Read, 2048, false, Nanos(8000));
+        other.count_op(RequestType::Flush, 0, true, Nanos(16_000));
+        for (at, counters) in (1..).zip([&one, &other]) {
+            let QueueCounters { in_flight, waiting, overdue, calls, calls_spared, broken, .. } = counters;
+            for (kind, counter) in (1..).zip([in_flight, waiting, overdue, calls, calls_spared, broken]) {
+                counter.set(10 * kind + at);
+            }
+        }
+        let mut expected = vec![(OpStats::default(), None); RequestType::ALL.len()];
+        let mut expect = |of, requests, bytes, errors, time| {
+            expected[of as usize] = (OpStats { requests, bytes, errors }, Some((requests, Nanos(time))));
+        };
+        expect(RequestType::Read, 3, 3584, 2, 11_000);
+        expect(RequestType::Write, 1, 4096, 0, 4000);
+        expect(RequestType::Flush, 1, 0, 0, 16_000);
+        let mut at_once = QueueStats::default();
+        [&one, &other].into_iter().for_each(|counters| counters.add_to(&mut at_once));
+        let mut one_by_one = one.read();
+        one_by_one.add(&other.read());
+        for sum in [at_once, one_by_one] {
+            assert_eq!(told(&sum), expected);
+            assert_eq!(sum.total(), OpStats { requests: 5, bytes: 7680, errors: 2 });
+            let all = sum.latency().unwrap();
+            assert_eq!((all.count(), all.sum(), all.longest()), (5, Nanos(31_000), Nanos(16_000)));
+            let since = sum.latency_since(&before).unwrap();
+            assert_eq!((since.count(), since.sum()), (3, Nanos(28_000)));
+            let QueueStats { in_flight, waiting, overdue, calls, calls_spared, broken, .. } = sum;
+            assert_eq!([in_flight, waiting, overdue, calls, calls_spared, broken], [23, 43, 63, 83, 103, 123]);
+        }
+        assert_eq!(QueueStats::default().latency(), None);
+        let mut read = None;
+        one.add_latency_to(RequestType::Flush, &mut read);
+        assert_eq!(read, None);
+        other.add_latency_to(RequestType::Flush, &mut read);
+        assert_eq!(read.map(|latency| latency.sum()), Some(Nanos(16_000)));
+    }
+}

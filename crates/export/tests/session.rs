@@ -6,15 +6,17 @@ mod peer;
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Address, BindError, Export, ExportError, ListenError};
+use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, ListenError};
 use egret_vring::memory::Region;
 use egret_vring::ring::InflightConfig;
+use egret_vring::vhost_user::F_LOG_ALL;
 
 use peer::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -52,10 +54,82 @@ fn config(offset: u32, size: u32) -> Vec<u8> {
 fn what_is_offered_is_what_the_device_was_made_as() {
     let io = IoThread::start();
     let (mut peer, _export) = peer(&io);
-    assert_ne!(peer.ask_u64(GET_FEATURES) & F_PROTOCOL_FEATURES, 0);
-    assert_ne!(peer.ask_u64(GET_PROTOCOL_FEATURES) & REPLY_ACK, 0);
+    assert_eq!(peer.ask_u64(GET_FEATURES) & (F_PROTOCOL_FEATURES | F_LOG_ALL), F_PROTOCOL_FEATURES | F_LOG_ALL);
+    let offered = [0, 1, 3, 5, 9, 12, 13, 15, 19, 20, 23].map(|bit| 1u64 << bit);
+    assert_eq!(peer.ask_u64(GET_PROTOCOL_FEATURES), offered.into_iter().sum());
     assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
-    assert!(peer.ask_u64(GET_MAX_MEM_SLOTS) >= 8);
+    assert_eq!(peer.ask_u64(GET_MAX_MEM_SLOTS), 64);
+    // What was not offered is nothing to agree on, whatever else is.
+    assert_eq!(peer.order(SET_PROTOCOL_FEATURES, &(REPLY_ACK | 1 << 2).to_ne_bytes()), None);
+}
+
+#[test]
+fn an_order_is_acknowledged_where_that_was_agreed_on_and_asked_for_and_by_whether_it_was_carried_out() {
+    let io = IoThread::start();
+    for (is_agreed, flags, is_acknowledged) in
+        [(true, NEED_REPLY, true), (true, 0, false), (false, NEED_REPLY, false), (false, 0, false)]
+    {
+        let (mut peer, _export) = peer(&io);
+        if is_agreed {
+            peer.agree();
+        }
+        peer.say(SET_VRING_BASE, flags, &words(&[2, 1]), &[]);
+        if is_acknowledged {
+            assert_eq!(peer.hear(), Some(longs(&[0])));
+        }
+        // What is heard next is the answer to this, so that there was none before it.
+        assert_eq!(peer.ask(GET_VRING_BASE, &words(&[2, 0])), Some(words(&[2, 1])), "{is_agreed} {flags}");
+        peer.say(SET_VRING_BASE, flags, &words(&[3, 1]), &[]);
+        assert_eq!(peer.hear(), is_acknowledged.then(|| longs(&[1])), "{is_agreed} {flags}");
+    }
+}
+
+#[test]
+fn a_client_has_so_many_regions_of_memory_and_may_have_another_when_it_has_taken_one_away() {
+    let io = IoThread::start();
+    let (mut peer, _export) = agreed(&io);
+    let region = Region::anonymous(0, 4096).unwrap();
+    let row = |at: u64| longs(&[0, at * 4096, 4096, at * 4096, 0]);
+    let add = |peer: &mut Peer, at: u64| {
+        peer.say(ADD_MEM_REG, NEED_REPLY, &row(at), &[region.file.as_fd()]);
+        peer.hear()
+    };
+    for at in 0..64 {
+        assert_eq!(add(&mut peer, at), Some(longs(&[0])), "{at}");
+    }
+    assert_eq!(peer.order(REM_MEM_REG, &row(7)), Some(0));
+    assert_eq!(add(&mut peer, 64), Some(longs(&[0])));
+    assert_eq!(add(&mut peer, 65), Some(longs(&[1])));
+    assert!(peer.hear().is_none());
+    let (mut peer, _export) = agreed(&io);
+    assert_eq!(peer.order(REM_MEM_REG, &row(7)), Some(1), "it was never there");
+}
+
+#[test]
+fn a_record_is_for_queues_that_there_are_of_a_length_that_they_may_have_and_none_of_them_runs() {
+    let io = IoThread::start();
+    let record = Region::anonymous(0, MIB).unwrap();
+    for (queues, size, is_right) in [
+        (0, 128, false),
+        (1, 1, true),
+        (3, 128, true),
+        (4, 128, false),
+        (3, 0, false),
+        (3, 1024, true),
+        (3, 1025, false),
+    ] {
+        let what = format!("{queues} queues of {size}");
+        let message = |len| longs(&[len, 0, size << 16 | queues]);
+        let (mut peer, _export) = agreed(&io);
+        assert_eq!(peer.ask(GET_INFLIGHT_FD, &message(0)).is_some(), is_right, "{what}");
+        let (mut peer, _export) = agreed(&io);
+        peer.say(SET_INFLIGHT_FD, NEED_REPLY, &message(MIB), &[record.file.as_fd()]);
+        assert_eq!(peer.hear(), Some(longs(&[u64::from(!is_right)])), "{what}");
+    }
+    let (mut peer, _export) = agreed(&io);
+    let _ring = start_ring(&mut peer, 0);
+    peer.say(SET_INFLIGHT_FD, NEED_REPLY, &longs(&[MIB, 0, 128 << 16 | 3]), &[record.file.as_fd()]);
+    assert_eq!(peer.hear(), Some(longs(&[1])));
 }
 
 #[test]
@@ -332,11 +406,47 @@ fn a_size_that_was_announced_before_rings_run_is_announced_again_when_one_does_u
 }
 
 #[test]
+fn an_export_is_in_use_and_has_its_disk_active_while_a_ring_is_to_run_and_no_longer() {
+    let io = IoThread::start();
+    let (mut peer, export) = agreed(&io);
+    let is = |export: &Export| (export.is_in_use(), export.has_active_disks());
+    assert_eq!((export.id(), is(&export)), ("e0", (false, false)));
+    let _ring = start_ring(&mut peer, 0);
+    let (region, kick) = start_ring(&mut peer, 1);
+    assert_eq!(is(&export), (true, true));
+    for enabled in [false, true, false, true] {
+        assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[0, enabled.into()])), Some(0));
+        assert_eq!(is(&export), (true, true), "the other runs");
+    }
+    peer.ask(GET_VRING_BASE, &words(&[0, 0])).unwrap();
+    assert_eq!(is(&export), (true, true), "the other runs");
+    for enabled in [false, true, false] {
+        assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[1, enabled.into()])), Some(0));
+        assert_eq!(is(&export), (enabled, enabled));
+    }
+    assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[1, 1])), Some(0));
+    // Memory that changes stops it and has it go on.
+    let table = [words(&[1, 0]), longs(&[0, region.size, 0, 0])].concat();
+    peer.say(SET_MEM_TABLE, NEED_REPLY, &table, &[region.file.as_fd()]);
+    assert_eq!((peer.hear(), is(&export)), (Some(longs(&[0])), (true, true)));
+    for reset in [RESET_DEVICE, RESET_OWNER] {
+        assert_eq!(peer.order(reset, &[]), Some(0));
+        assert_eq!(is(&export), (false, false));
+        peer.say(SET_VRING_KICK, NEED_REPLY, &longs(&[1]), &[kick.as_fd()]);
+        assert_eq!((peer.hear(), is(&export)), (Some(longs(&[0])), (false, false)), "nothing else is known of it");
+        let _ring = start_ring(&mut peer, 0);
+        assert_eq!(is(&export), (true, true));
+    }
+}
+
+#[test]
 fn a_vring_keeps_its_base_over_a_stop() {
     let io = IoThread::start();
     let (mut peer, _export) = agreed(&io);
-    assert_eq!(peer.order(SET_VRING_BASE, &words(&[2, 77])), Some(0));
-    assert_eq!(peer.ask(GET_VRING_BASE, &words(&[2, 0])), Some(words(&[2, 77])));
+    for base in [77, 0xffff] {
+        assert_eq!(peer.order(SET_VRING_BASE, &words(&[2, base])), Some(0));
+        assert_eq!(peer.ask(GET_VRING_BASE, &words(&[2, 0])), Some(words(&[2, base])));
+    }
 }
 
 #[test]
@@ -350,12 +460,23 @@ fn a_packed_vring_begins_on_its_first_lap_and_keeps_both_places_over_a_stop() {
 }
 
 #[test]
-fn a_packed_ring_may_have_a_size_that_is_no_power_of_two() {
+fn a_ring_has_a_size_that_is_a_power_of_two_unless_it_is_packed_and_no_more_than_there_is_room_for() {
     let io = IoThread::start();
-    for (unwanted, answer) in [(0, Some(0)), (RING_PACKED, Some(1))] {
-        let (mut peer, _export) = peer(&io);
-        peer.agree_but(unwanted);
-        assert_eq!(peer.order(SET_VRING_NUM, &words(&[0, 100])), answer);
+    for (size, split, packed) in [
+        (0, false, false),
+        (1, true, true),
+        (100, false, true),
+        (1000, false, true),
+        (1024, true, true),
+        (1025, false, false),
+        (2048, false, false),
+        (0x1_0010, false, false),
+    ] {
+        for (unwanted, is_right) in [(0, packed), (RING_PACKED, split)] {
+            let (mut peer, _export) = peer(&io);
+            peer.agree_but(unwanted);
+            assert_eq!(peer.order(SET_VRING_NUM, &words(&[0, size])), Some(u64::from(!is_right)), "{size}");
+        }
     }
 }
 
@@ -393,6 +514,24 @@ fn what_breaks_the_protocol_ends_the_session() {
 }
 
 #[test]
+fn a_message_has_as_many_bytes_and_descriptors_as_any_may_have_and_no_more() {
+    let io = IoThread::start();
+    for (count, answer) in [(8, Some(longs(&[0]))), (9, None)] {
+        let (mut peer, _export) = agreed(&io);
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        peer.say(SET_OWNER, NEED_REPLY, &[], &vec![eventfd.as_fd(); count]);
+        assert_eq!(peer.hear(), answer, "{count} descriptors");
+    }
+    for (len, answer) in [(4096, Some(longs(&[0]))), (4097, None)] {
+        let (mut peer, _export) = agreed(&io);
+        let (_ours, theirs) = UnixStream::pair().unwrap();
+        // What this one says beside its descriptor is nothing to us.
+        peer.say(SET_BACKEND_REQ_FD, NEED_REPLY, &vec![0; len], &[theirs.as_fd()]);
+        assert_eq!(peer.hear(), answer, "{len}");
+    }
+}
+
+#[test]
 fn a_descriptor_to_signal_with_that_is_no_eventfd_ends_the_session() {
     let io = IoThread::start();
     let (mut peer, _export) = agreed(&io);
@@ -400,6 +539,49 @@ fn a_descriptor_to_signal_with_that_is_no_eventfd_ends_the_session() {
     peer.say(SET_VRING_CALL, NEED_REPLY, &0u64.to_ne_bytes(), &[pipe.as_fd()]);
     assert_eq!(peer.hear(), Some(1u64.to_ne_bytes().to_vec()), "refused");
     assert!(peer.hear().is_none());
+}
+
+#[test]
+fn a_channel_that_is_no_stream_of_unix_ends_the_session() {
+    let io = IoThread::start();
+    let eventfd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let (datagram, _other) = UnixDatagram::pair().unwrap();
+    let tcp = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    for (what, fd) in [("eventfd", eventfd.as_fd()), ("datagram", datagram.as_fd()), ("TCP", tcp.as_fd())] {
+        let (mut peer, _export) = agreed(&io);
+        peer.say(SET_BACKEND_REQ_FD, NEED_REPLY, &longs(&[0]), &[fd]);
+        assert_eq!((peer.hear(), peer.hear()), (Some(longs(&[1])), None), "{what}");
+    }
+}
+
+#[test]
+fn an_inherited_descriptor_is_a_unix_socket_that_listens_or_is_one_client_s_and_of_the_right_user() {
+    let io = IoThread::start();
+    let tcp = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let eventfd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    for wrong in [OwnedFd::from(tcp), eventfd] {
+        assert!(matches!(export(&io, Address::Fd(wrong)), Err(ExportError::Listen(_, ListenError::BadFd))));
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("socket");
+    let first = export(&io, Address::Fd(UnixListener::bind(&path).unwrap().into())).unwrap();
+    for _ in 0..2 {
+        assert_eq!(Peer(UnixStream::connect(&path).unwrap()).ask_u64(GET_QUEUE_NUM), 3);
+    }
+    drop(first);
+    assert!(path.exists(), "it is somebody else's to remove");
+    let own = rustix::process::geteuid().as_raw();
+    for (uids, is_let_in) in [(vec![], true), (vec![own + 1, own], true), (vec![own + 1], false)] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let access = Access { uids, ..Access::default() };
+        let config = ExportConfig { access, ..export_config(Address::Fd(theirs.into())) };
+        let null = Driver::Null { size: MIB, latency: Nanos::ZERO, read_zeroes: true };
+        let disk = Arc::new(Disk::open(&Options::new("null", null)).unwrap());
+        let _export = Export::start(config, blk_config(MIB, 3), disk, vec![io.0.clone()]).unwrap();
+        let mut peer = Peer(ours);
+        let _ = peer.0.write_all(&words(&[GET_QUEUE_NUM, 1, 0]));
+        assert_eq!(peer.hear(), is_let_in.then(|| longs(&[3])));
+    }
 }
 
 #[test]

@@ -51,3 +51,34 @@ pub fn haggle(disk: &Arc<Disk>, has_tls: bool, pieces: &[&[u8]]) -> (Vec<u8>, Ha
     }
     (said, Haggled::Waits)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handshake_waits_for_more_or_ends_with_a_choice_or_without_one() {
+        let null = egret_disk::Driver::Null { size: 512, latency: egret_event_loop::Nanos::ZERO, read_zeroes: true };
+        let disk = Arc::new(Disk::open(&egret_disk::Options::new("null", null)).unwrap());
+        let flags = [0, 0, 0, 3];
+        let list = [&b"IHAVEOPT"[..], &[0, 0, 0, 3], &[0; 4]].concat();
+        let choose = [&b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0, 0, 0, 4], b"disk"].concat();
+        // A greeting, a list of one export with its description, and what is told of it.
+        let (greeting, listed, told) = (18, 20 + 4 + 4 + 6 + 20, 10);
+        for (pieces, expected) in [
+            (vec![], (0, Haggled::Waits)),
+            (vec![&flags[..3]], (greeting, Haggled::Waits)),
+            (vec![&flags[..], &list], (greeting + listed, Haggled::Waits)),
+            (vec![&flags[..], &list[..5], &list[5..], &choose], (greeting + listed + told, Haggled::Chose)),
+            (vec![&flags[..], &choose[..4], &list], (greeting, Haggled::Ended)),
+            (vec![&[0, 0, 0, 4][..]], (greeting, Haggled::Ended)),
+        ] {
+            let (said, how) = haggle(&disk, false, &pieces);
+            assert_eq!((said.len(), how), expected, "{pieces:?}");
+        }
+        // Inside of TLS it goes on.
+        let start = [&b"IHAVEOPT"[..], &[0, 0, 0, 5], &[0; 4]].concat();
+        assert_eq!(haggle(&disk, true, &[&flags, &start, &choose]).1, Haggled::Chose);
+        assert_eq!(haggle(&disk, true, &[&flags, &choose]).1, Haggled::Ended);
+    }
+}

@@ -392,16 +392,182 @@ mod tests {
         [&b"IHAVEOPT"[..], &option.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data].concat()
     }
 
-    /// The kinds of the answers in a server's output.
-    fn kinds(mut output: &[u8]) -> Vec<u32> {
-        let mut kinds = Vec::new();
+    /// The answers in a server's output: what kind each has, and its data.
+    fn answers(mut output: &[u8]) -> Vec<(u32, Vec<u8>)> {
+        let mut answers = Vec::new();
         while let Some((header, rest)) = output.split_first_chunk::<20>() {
             assert_eq!(header[..8], ANSWER_MAGIC.to_be_bytes());
             let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-            kinds.push(word(12));
-            output = &rest[word(16) as usize..];
+            let (data, rest) = rest.split_at(word(16) as usize);
+            answers.push((word(12), data.to_vec()));
+            output = rest;
         }
-        kinds
+        assert!(output.is_empty());
+        answers
+    }
+
+    fn kinds(output: &[u8]) -> Vec<u32> {
+        answers(output).into_iter().map(|(kind, _)| kind).collect()
+    }
+
+    /// A disk of zeroes of a MiB, by this name.
+    fn offer(name: &str, options: NbdOptions) -> (String, Arc<Offer>) {
+        let null =
+            egret_disk::Driver::Null { size: 1 << 20, latency: egret_event_loop::Nanos::ZERO, read_zeroes: true };
+        let disk = Arc::new(Disk::open(&egret_disk::Options::new("null", null)).unwrap());
+        (name.to_owned(), Arc::new(Offer::without_lanes(NbdOptions { name: name.to_owned(), ..options }, &disk)))
+    }
+
+    fn options() -> NbdOptions {
+        NbdOptions { name: String::new(), description: None, writable: true, writethrough: false, max_connections: 0 }
+    }
+
+    fn string(text: &str) -> Vec<u8> {
+        [&(text.len() as u32).to_be_bytes()[..], text.as_bytes()].concat()
+    }
+
+    /// Who has greeted with these flags and read the greeting.
+    fn greeted(flags: u32) -> Handshake {
+        let mut handshake = Handshake::new(false);
+        let greeting = std::mem::take(handshake.output());
+        assert_eq!(greeting, b"NBDMAGICIHAVEOPT\0\x03");
+        assert!(matches!(handshake.feed(&flags.to_be_bytes(), &Mutex::default()), Ok(Fed::Waits)));
+        handshake
+    }
+
+    /// What an option is answered.
+    fn told(handshake: &mut Handshake, offers: &Mutex<Offers>, option: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
+        assert!(matches!(handshake.feed(&said(option, data), offers), Ok(Fed::Waits)));
+        answers(&std::mem::take(handshake.output()))
+    }
+
+    #[test]
+    fn an_export_is_told_of_as_it_is_and_in_as_many_words_as_are_asked_for() {
+        let described = NbdOptions { description: Some("a disk".into()), ..options() };
+        let read_only = NbdOptions { writable: false, ..options() };
+        let offers = Mutex::new([offer("other", read_only), offer("disk", described)].into());
+        // Of flags, flush, FUA, several connections and cache; of trim, zeroes and fast ones; of DF.
+        let (all, writes, df) = (1 | 1 << 2 | 1 << 3 | 1 << 8 | 1 << 10, 1 << 5 | 1 << 6 | 1 << 11, 1 << 7);
+        let size = (1u64 << 20).to_be_bytes();
+        for agreed in [None, Some(option::STRUCTURED_REPLY), Some(option::EXTENDED_HEADERS)] {
+            let mut handshake = greeted(3);
+            if let Some(agreed) = agreed {
+                assert_eq!(told(&mut handshake, &offers, agreed, b""), [(answer::ACK, vec![])]);
+                assert_eq!(told(&mut handshake, &offers, agreed, b"x")[0].0, answer::INVALID);
+            }
+            let all = if agreed.is_some() { all | df } else { all };
+            for (name, flags) in [("disk", all | writes), ("other", all | 1 << 1)] {
+                let export = [&info::EXPORT.to_be_bytes()[..], &size, &(flags as u16).to_be_bytes()].concat();
+                let sizes = [512u32, 4096, 1 << 25].map(u32::to_be_bytes).concat();
+                let sizes = [&info::BLOCK_SIZE.to_be_bytes()[..], &sizes].concat();
+                let mut expected = vec![(answer::INFO, export), (answer::INFO, sizes), (answer::ACK, vec![])];
+                let ask = [&string(name)[..], &[0, 0]].concat();
+                assert_eq!(told(&mut handshake, &offers, option::INFO, &ask), expected, "{agreed:?} {name}");
+                let ask = [&string(name)[..], &[0, 2], &info::NAME.to_be_bytes(), &info::DESCRIPTION.to_be_bytes()];
+                let name_is = [&info::NAME.to_be_bytes()[..], name.as_bytes()].concat();
+                expected.insert(2, (answer::INFO, name_is));
+                if name == "disk" {
+                    let text = [&info::DESCRIPTION.to_be_bytes()[..], b"a disk"].concat();
+                    expected.insert(3, (answer::INFO, text));
+                }
+                assert_eq!(told(&mut handshake, &offers, option::INFO, &ask.concat()), expected, "{agreed:?} {name}");
+            }
+            let listed =
+                [[&string("disk")[..], b"a disk"].concat(), string("other")].map(|name| (answer::SERVER, name));
+            let expected: Vec<_> = listed.into_iter().chain([(answer::ACK, vec![])]).collect();
+            assert_eq!(told(&mut handshake, &offers, option::LIST, b""), expected);
+            // Numbers of kinds that are too few or too many.
+            for wrong in [&[0, 1][..], &[0, 0, 0, 0], &[0, 1, 0, 0, 0], &[0]] {
+                let ask = [&string("disk")[..], wrong].concat();
+                assert_eq!(told(&mut handshake, &offers, option::INFO, &ask)[0].0, answer::INVALID, "{wrong:?}");
+            }
+        }
+        for (flags, zeroes) in [(1, 124), (3, 0)] {
+            let mut handshake = greeted(flags);
+            let bytes = [said(option::EXPORT_NAME, b"disk"), vec![7; 28]].concat();
+            let Ok(Fed::Chose(chosen)) = handshake.feed(&bytes, &offers) else { panic!("it has not chosen") };
+            assert_eq!(
+                (chosen.headers, chosen.contexts, chosen.input),
+                (Headers::Simple, Contexts::default(), vec![7; 28])
+            );
+            let flags = ((all | writes) as u16).to_be_bytes();
+            assert_eq!(chosen.output, [&size[..], &flags, &vec![0; zeroes]].concat());
+        }
+        // One that is full is told of, and not to be had.
+        let (name, full) = offer("full", NbdOptions { max_connections: 2, ..options() });
+        let offers = Mutex::new([(name, Arc::clone(&full))].into());
+        let ask = [&string("full")[..], &[0, 0]].concat();
+        for clients in 0..4 {
+            full.clients.store(clients, std::sync::atomic::Ordering::Relaxed);
+            let is_full = clients >= 2;
+            assert_eq!(told(&mut greeted(3), &offers, option::INFO, &ask).last().unwrap().0, answer::ACK);
+            match greeted(3).feed(&said(option::GO, &ask), &offers) {
+                Ok(Fed::Chose(chosen)) => assert!(!is_full && kinds(&chosen.output).ends_with(&[answer::ACK])),
+                fed => assert!(is_full && matches!(fed, Ok(Fed::Waits))),
+            }
+            assert_eq!(greeted(3).feed(&said(option::EXPORT_NAME, b"full"), &offers).is_err(), is_full, "{clients}");
+        }
+    }
+
+    #[test]
+    fn contexts_are_listed_by_what_they_begin_with_and_chosen_by_their_whole_names_for_one_export() {
+        const NAMES: [&str; 2] = ["base:allocation", "qemu:allocation-depth"];
+        let offers = Mutex::new([offer("other", options()), offer("disk", options())].into());
+        let ask = |name: &str, queries: &[&str]| {
+            let each: Vec<u8> = queries.iter().flat_map(|query| string(query)).collect();
+            [&string(name)[..], &(queries.len() as u32).to_be_bytes(), &each].concat()
+        };
+        for (queries, listed, set) in [
+            (&[][..], &[0, 1][..], &[][..]),
+            (&NAMES[..], &[0, 1], &[0, 1]),
+            (&NAMES[..1], &[0], &[0]),
+            (&NAMES[1..], &[1], &[1]),
+            (&["base:"], &[0], &[]),
+            (&["qemu:"], &[1], &[]),
+            (&["base:", NAMES[1]], &[0, 1], &[1]),
+            (&["base"], &[], &[]),
+            (&["x:"], &[], &[]),
+            (&["base:alloc"], &[], &[]),
+        ] {
+            let mut handshake = greeted(3);
+            told(&mut handshake, &offers, option::STRUCTURED_REPLY, b"");
+            let expected = |found: &[usize], numbered: bool| -> Vec<_> {
+                let of = |at: &usize| {
+                    let number = if numbered { *at as u32 + 1 } else { 0 };
+                    (answer::META_CONTEXT, [&number.to_be_bytes()[..], NAMES[*at].as_bytes()].concat())
+                };
+                found.iter().map(of).chain([(answer::ACK, vec![])]).collect()
+            };
+            let list = told(&mut handshake, &offers, option::LIST_META_CONTEXT, &ask("disk", queries));
+            assert_eq!(list, expected(listed, false), "{queries:?}");
+            let chosen = told(&mut handshake, &offers, option::SET_META_CONTEXT, &ask("disk", queries));
+            assert_eq!(chosen, expected(set, true), "{queries:?}");
+            // To list them changes nothing of what was chosen.
+            told(&mut handshake, &offers, option::LIST_META_CONTEXT, &ask("disk", &[]));
+            let go = said(option::GO, &[&string("disk")[..], &[0, 0]].concat());
+            let Ok(Fed::Chose(chosen)) = handshake.feed(&go, &offers) else { panic!("it has not chosen") };
+            let contexts = Contexts { allocation: set.contains(&0), depth: set.contains(&1) };
+            assert_eq!((chosen.headers, chosen.contexts), (Headers::Structured, contexts), "{queries:?}");
+        }
+        // What was chosen of another export, or before something that is refused, is chosen no more.
+        for (second, data, name) in [
+            (option::LIST, vec![], "other"),
+            (option::SET_META_CONTEXT, ask("nobody", &NAMES), "disk"),
+            (option::SET_META_CONTEXT, ask("disk", &NAMES)[..9].to_vec(), "disk"),
+            (option::SET_META_CONTEXT, [ask("disk", &NAMES), vec![0]].concat(), "disk"),
+        ] {
+            let mut handshake = greeted(3);
+            told(&mut handshake, &offers, option::EXTENDED_HEADERS, b"");
+            told(&mut handshake, &offers, option::SET_META_CONTEXT, &ask("disk", &NAMES));
+            told(&mut handshake, &offers, second, &data);
+            let go = said(option::GO, &[&string(name)[..], &[0, 0]].concat());
+            let Ok(Fed::Chose(chosen)) = handshake.feed(&go, &offers) else { panic!("it has not chosen") };
+            assert_eq!(
+                (chosen.headers, chosen.contexts),
+                (Headers::Extended, Contexts::default()),
+                "{second} {data:?}"
+            );
+        }
     }
 
     #[test]
@@ -465,6 +631,8 @@ mod tests {
             (after_flags(said(option::EXPORT_NAME, &[b'x'; 4096])), Some("there is no export of the name 'xxx")),
             (after_flags(said(option::EXPORT_NAME, &[b'x'; 4097])), Some("it names an export by 4097 bytes")),
             (after_flags(said(option::LIST, b"").repeat(5000)), Some("it has named 4096 options")),
+            (after_flags(said(option::LIST, b"").repeat(4097)), Some("it has named 4096 options")),
+            (after_flags(said(option::LIST, &[0; 32769])), Some("option 3 has 32769 bytes")),
             (after_flags(said(option::ABORT, b"")), None),
         ] {
             let mut handshake = Handshake::new(false);
@@ -484,6 +652,15 @@ mod tests {
             handshake.output().clear();
             assert!(handshake.feed(&after_flags(said(option::GO, &name)), &offers).is_ok());
             assert_eq!(kinds(handshake.output()), [why]);
+        }
+        // As much as there may be is not too much.
+        for bytes in [said(option::LIST, b"").repeat(4096), said(option::LIST, &[0; 32768])] {
+            let mut handshake = greeted(3);
+            for bytes in bytes.chunks(64) {
+                handshake.output().clear();
+                assert!(handshake.feed(bytes, &offers).is_ok());
+            }
+            assert!(handshake.has_output());
         }
         // Who reads nothing is not listened to for ever.
         let mut handshake = Handshake::new(false);

@@ -43,3 +43,37 @@ impl Pool {
         *self = Self::default();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn memory_is_used_again_counted_while_it_is_out_and_kept_up_to_a_limit() {
+        let mut pool = Pool::default();
+        let (small, large) = (pool.take(4096), pool.take(MIB));
+        assert_eq!((small.bytes().len(), large.bytes().len(), pool.taken()), (4096, MIB, MIB + 4096));
+        let capacity = large.capacity();
+        pool.give_back(large);
+        assert_eq!((pool.taken(), pool.free.len(), pool.capacity), (4096, 1, capacity));
+        let again = pool.take(512);
+        assert_eq!((again.bytes().len(), again.capacity(), pool.taken()), (512, capacity, 4096 + 512));
+        assert_eq!((pool.free.len(), pool.capacity), (0, 0));
+        // What has no memory is nothing to keep.
+        pool.give_back(Buffers::default());
+        assert!(pool.free.is_empty());
+        pool.give_back(again);
+        pool.give_back(small);
+        pool.clear();
+        let out: Vec<_> = (0..12).map(|_| pool.take(MIB)).collect();
+        assert_eq!((pool.taken(), pool.free.len(), pool.capacity), (12 * MIB, 0, 0));
+        out.into_iter().for_each(|buffers| pool.give_back(buffers));
+        assert_eq!(pool.taken(), 0);
+        let (most, kept) = (KEPT / capacity, pool.free.len());
+        assert_eq!((kept, pool.capacity), (most, most * capacity));
+        pool.clear();
+        assert_eq!((pool.free.len(), pool.capacity), (0, 0));
+    }
+}

@@ -121,6 +121,12 @@ mod tests {
             [&[0x66, 0x8e, 0x33, 0xef, 0, 1][..], &kind, &cookie, &payload.concat()].concat()
         };
         assert_eq!(structured.data(true, 0x1000, 512).bytes(), chunk([0, 1], &[&[0, 0, 2, 8], &at]));
+        let more = structured.data(false, 0x1000, 512);
+        assert_eq!(more.bytes()[4..6], [0, 0], "it is not the last");
+        assert_eq!(more.bytes()[6..], structured.data(true, 0x1000, 512).bytes()[6..]);
+        assert_eq!(structured.done().bytes(), chunk([0, 0], &[&[0; 4]]));
+        let well = [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0][..], &cookie].concat();
+        assert_eq!(of(Headers::Simple).done().bytes(), well);
         assert_eq!(structured.hole(true, 0x1000, 512).bytes(), chunk([0, 2], &[&[0, 0, 0, 12], &at, &[0, 0, 2, 0]]));
         assert_eq!(
             structured.failed(Errno::INVAL).bytes(),

@@ -44,3 +44,21 @@ impl<T> Slab<T> {
         Some(value)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_used_again_when_what_was_there_is_gone_and_nothing_else_moves() {
+        let mut slab = Slab::default();
+        assert!(slab.is_empty());
+        assert_eq!(['a', 'b', 'c'].map(|value| slab.insert(value)), [0, 1, 2]);
+        assert_eq!((slab.len(), slab.is_empty()), (3, false));
+        assert_eq!([1, 1, 7].map(|at| slab.remove(at)), [Some('b'), None, None]);
+        assert_eq!([0, 1, 2, 3].map(|at| slab.get_mut(at).copied()), [Some('a'), None, Some('c'), None]);
+        assert_eq!((slab.len(), slab.insert('d'), slab.insert('e'), slab.len()), (2, 1, 3, 4));
+        assert_eq!([0, 1, 2, 3].map(|at| slab.remove(at)), ['a', 'd', 'c', 'e'].map(Some));
+        assert!(slab.is_empty());
+    }
+}

@@ -100,12 +100,18 @@ fn a_driver_has_the_first_of_many_chains_before_the_others_have_ended() {
         guest.ask(GET_ID, u64::from(PUBLISH_AFTER) + left, 21);
         let Guest { mut driver, mut worker, .. } = guest;
         worker.take_in(&mut engines, || Nanos::ZERO);
-        let mut reap = || std::iter::from_fn(|| driver.reap().unwrap()).count() as u64;
-        assert_eq!(reap(), u64::from(PUBLISH_AFTER), "packed: {packed}, left: {left}");
+        let reap = |driver: &mut Driver| std::iter::from_fn(|| driver.reap().unwrap()).count() as u64;
+        assert_eq!(reap(&mut driver), u64::from(PUBLISH_AFTER), "packed: {packed}, left: {left}");
+        // It wants to be called for the rest, too: that is one call.
+        driver.arm_calls();
         worker.notify(&mut Signals::new().unwrap());
-        assert_eq!(reap(), left, "packed: {packed}, left: {left}");
+        assert_eq!(reap(&mut driver), left, "packed: {packed}, left: {left}");
         // What was published on the way is signalled then, whether something is left or not.
         assert_eq!(worker.counters.calls.get(), 1, "packed: {packed}, left: {left}");
+        assert_eq!(worker.counters.calls_spared.get(), 0, "packed: {packed}, left: {left}");
+        // Where nothing was used there is nobody to call, and nothing was spared.
+        worker.notify(&mut Signals::new().unwrap());
+        assert_eq!((worker.counters.calls.get(), worker.counters.calls_spared.get()), (1, 0));
     }
 }
 
@@ -304,4 +310,121 @@ fn no_request_is_overdue_for_what_it_waited_while_its_export_was_stopped() {
         assert_eq!(worker.counters.overdue.get(), 1, "{what}");
         assert!(errors.take_overdue().is_some_and(|oldest| oldest < TIMEOUT + TIMEOUT), "{what}");
     }
+}
+
+#[test]
+fn a_queue_finds_out_by_itself_that_a_request_is_overdue() {
+    const TIMEOUT: Nanos = Nanos::from_millis(20);
+    let errors = ErrorHandling::new("e", ErrorPolicy { timeout: Some(TIMEOUT), ..ErrorPolicy::default() });
+    let null = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(1 << 40), read_zeroes: false };
+    let slow = Arc::new(Disk::open(&Options::new("slow", null)).unwrap());
+    let (mut io, mut queues) = reading(&errors, [slow]);
+    let (_driver, id) = queues.pop().unwrap();
+    // A turn that nobody wakes ends when the queue has asked for that.
+    while queue(&mut io, id).counters.overdue.get() == 0 {
+        io.turn().unwrap();
+    }
+    assert_eq!((queue(&mut io, id).counters.overdue.get(), queue(&mut io, id).counters.in_flight.get()), (1, 1));
+    assert!(errors.take_overdue().is_some_and(|oldest| oldest >= TIMEOUT));
+}
+
+#[test]
+fn each_descriptor_of_a_queue_is_signalled_for_what_it_is_there_for_and_for_nothing_else() {
+    use rustix::event::{EventfdFlags, eventfd};
+    for packed in [false, true] {
+        let mut guest = Guest::new(packed, Vec::new());
+        let (mut engines, mut signals) = (EngineSet::new(EngineOptions::default()), Signals::new().unwrap());
+        let fds = [(); 3].map(|()| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
+        let theirs = |at: usize| Some(fds[at].try_clone().unwrap());
+        let fds_of = guest.worker.fds();
+        fds_of.set_call(theirs(0));
+        (fds_of.log, fds_of.err) = (theirs(1).map(Arc::new), theirs(2));
+        let mut told = |worker: &mut QueueWorker| {
+            worker.notify(&mut signals);
+            signals.submit();
+            let is_signalled = [0, 1, 2].map(|at: usize| rustix::io::read(&fds[at], &mut [0; 8]).is_ok());
+            (is_signalled, worker.counters.calls.get(), worker.counters.calls_spared.get())
+        };
+        let what = format!("packed: {packed}");
+        // What was used before the descriptor was there may have been told of on another.
+        assert_eq!(told(&mut guest.worker), ([true, false, false], 0, 0), "{what}");
+        assert_eq!(told(&mut guest.worker), ([false, false, false], 0, 0), "{what}");
+        for (round, arms) in (1..).zip([true, false]) {
+            if arms {
+                guest.driver.arm_calls();
+            }
+            guest.ask(GET_ID, 1, 21);
+            guest.worker.take_in(&mut engines, || Nanos::ZERO);
+            assert_eq!(told(&mut guest.worker), ([arms, true, false], 1, round - 1), "{what}, armed: {arms}");
+            assert!(guest.driver.reap().unwrap().is_some());
+        }
+        guest.worker.break_queue(&"it is broken");
+        assert_eq!(told(&mut guest.worker), ([false, false, true], 1, 1), "{what}");
+        assert_eq!(told(&mut guest.worker), ([false, false, false], 1, 1), "{what}");
+        assert_eq!(guest.worker.counters.broken.get(), 1);
+        assert!(guest.worker.arm() && !guest.worker.poll());
+    }
+}
+
+#[test]
+fn a_queue_has_something_to_do_while_it_runs_and_may_pop_what_is_there_and_waits_for_a_kick_otherwise() {
+    for packed in [false, true] {
+        let mut guest = Guest::new(packed, Vec::new());
+        let mut engines = EngineSet::new(EngineOptions::default());
+        let state = |guest: &mut Guest| (guest.worker.poll(), guest.worker.arm());
+        assert_eq!(state(&mut guest), (false, true), "packed: {packed}: there is nothing");
+        guest.ask(GET_ID, 1, 21);
+        assert_eq!(state(&mut guest), (true, false), "packed: {packed}: there is something");
+        // As many iovecs in flight as there may be.
+        for (iovecs, expected) in [(MOST_IOVECS - 1, (true, false)), (MOST_IOVECS, (false, true)), (0, (true, false))] {
+            guest.worker.iovecs = iovecs;
+            assert_eq!(state(&mut guest), expected, "packed: {packed}, {iovecs} iovecs");
+        }
+        guest.worker.stop(&mut engines);
+        assert_eq!((state(&mut guest), guest.worker.is_drained()), ((false, true), true), "packed: {packed}: it stops");
+        guest.worker.take_in(&mut engines, || Nanos::ZERO);
+        assert_eq!(guest.driver.reap().unwrap(), None, "packed: {packed}: it stops");
+        guest.worker.resume_queue(&mut engines);
+        assert_eq!(state(&mut guest), (true, false), "packed: {packed}: it goes on");
+        guest.worker.take_in(&mut engines, || Nanos::ZERO);
+        guest.worker.notify(&mut Signals::new().unwrap());
+        assert!(guest.driver.reap().unwrap().is_some());
+        // Who polls at all times does not wait, unless there is a kick to wait for.
+        guest.worker.info.kickless = Kickless::Busy;
+        assert_eq!(state(&mut guest), (false, false), "packed: {packed}: it is polled");
+        let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        guest.worker.fds().kick = Some(kick);
+        assert_eq!(state(&mut guest), (false, true), "packed: {packed}: it has a kick");
+        assert!(guest.worker.descriptor().is_some());
+    }
+}
+
+#[test]
+fn a_queue_has_each_disk_by_its_key_where_the_engines_have_it_until_it_is_taken_away() {
+    let mut engines = EngineSet::new(EngineOptions::default());
+    let mut worker = Guest::new(false, Vec::new()).worker;
+    let slots = [(); 3].map(|()| {
+        let disk = null_disk();
+        (engines.attach(&disk).unwrap(), disk)
+    });
+    let has = |worker: &QueueWorker| [0, 1, 2, 3].map(|key| worker.disks.slot(DiskKey(key)));
+    for (key, at) in [(2, 0), (0, 1)] {
+        let (slot, disk) = &slots[at];
+        worker.add_disk(DiskKey(key), Arc::clone(disk), *slot);
+    }
+    assert_eq!(has(&worker), [Some(slots[1].0), None, Some(slots[0].0), None]);
+    let keys = [0, 1, 2].map(|at: usize| worker.disks.key_of(slots[at].0));
+    assert_eq!(keys, [Some(DiskKey(2)), Some(DiskKey(0)), None]);
+    let (slot, disk) = &slots[2];
+    assert_eq!(worker.replace_disk(DiskKey(2), Arc::clone(disk), *slot), Some(slots[0].0));
+    assert_eq!(has(&worker), [Some(slots[1].0), None, Some(*slot), None]);
+    assert_eq!(Arc::strong_count(&slots[0].1), Arc::strong_count(disk) - 1);
+    let gone = [2, 2, 1, 7].map(|key| worker.remove_disk(DiskKey(key)));
+    assert_eq!(gone, [Some(*slot), None, None, None]);
+    // What is left is taken to another loop, and let go of here.
+    worker.disks.detach(&mut engines);
+    assert_eq!(has(&worker), [None; 4]);
+    assert!(worker.pinning().is_none(), "nobody allows that");
+    worker.disks.attach(&mut engines).unwrap();
+    assert!(worker.disks.slot(DiskKey(0)).is_some() && worker.disks.slot(DiskKey(2)).is_none());
 }

@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use egret_disk::{DebugEvent, DebugRules, Driver, EngineOptions, InjectError, IoType, Options};
 use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice};
 use egret_nbd::Channel;
-use egret_nbd::protocol::{Headers, Request, command, command_flag};
+use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
 use egret_polling::{Parameters, PolicyKind};
+use egret_virtio::RequestType;
 
-use super::super::client::Contexts;
+use super::super::client::{Contexts, PART};
+use super::super::kind::Kind;
 use super::super::server::Place;
 use super::*;
 
@@ -280,4 +282,96 @@ fn who_asks_about_holes_gets_his_turn_however_many_others_have_asked_and_gone() 
     let order = fixture.queries.in_order();
     assert_eq!(order.len(), 201);
     assert_eq!(order[..2], ids);
+}
+
+#[test]
+fn a_request_is_done_where_its_flags_its_place_and_the_export_allow_it_and_refused_as_the_specification_says() {
+    use Headers::{Extended, Simple, Structured};
+    use command::{BLOCK_STATUS, CACHE, FLUSH, READ, TRIM, WRITE, WRITE_ZEROES};
+    use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, PAYLOAD_LEN, REQ_ONE};
+    const SIZE: u64 = 64 << 20;
+    const MOST: u64 = DEFAULT_PAYLOAD as u64;
+    let all = Contexts { allocation: true, depth: true };
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let core = &mut fixture.lane().core;
+    let ask = |core: &Core, headers, contexts, (flags, command, offset, length)| {
+        Kind::of(&Request { flags, command, cookie: 7, offset, length }, headers, contexts, core)
+    };
+    let (inval, nospc) = (Err(Errno::INVAL), Err(Errno::NOSPC));
+    let zeroes = |unmap, fua| Ok(Kind::WriteZeroes { unmap, fua });
+    for headers in [Simple, Structured, Extended] {
+        let is_simple = headers == Simple;
+        let unless_simple = |kind| if is_simple { inval } else { kind };
+        for (asked, expected) in [
+            ((0, READ, 512, 4096), Ok(Kind::Read)),
+            ((FUA, READ, SIZE - 512, 512), Ok(Kind::Read)),
+            ((0, READ, SIZE, 512), inval),
+            ((0, READ, SIZE - 512, 1024), inval),
+            ((0, READ, u64::MAX - 511, 512), inval),
+            ((0, READ, 256, 512), inval),
+            ((0, READ, 512, 256), inval),
+            ((0, READ, 256, 256), inval),
+            ((0, READ, 0, MOST), Ok(Kind::Read)),
+            ((0, READ, 0, MOST + 512), inval),
+            ((DF, READ, 0, PART), unless_simple(Ok(Kind::Read))),
+            ((DF, READ, 0, PART + 512), unless_simple(Err(Errno::OVERFLOW))),
+            ((NO_HOLE, READ, 0, 512), inval),
+            ((0, WRITE, 0, 512), Ok(Kind::Write { fua: false })),
+            ((FUA, WRITE, 0, 512), Ok(Kind::Write { fua: true })),
+            ((PAYLOAD_LEN, WRITE, 0, 512), if headers == Extended { Ok(Kind::Write { fua: false }) } else { inval }),
+            ((DF, WRITE, 0, 512), inval),
+            ((0, WRITE, SIZE, 512), nospc),
+            ((0, WRITE, 1, 512), inval),
+            ((0, FLUSH, 0, 0), Ok(Kind::Flush)),
+            ((FUA, FLUSH, 0, 0), Ok(Kind::Flush)),
+            ((DF, FLUSH, 0, 0), inval),
+            ((0, FLUSH, 512, 0), inval),
+            ((0, FLUSH, 512, 512), inval),
+            ((0, FLUSH, 0, 512), inval),
+            ((0, TRIM, 0, SIZE), Ok(Kind::Trim { fua: false })),
+            ((FUA, TRIM, 0, 512), Ok(Kind::Trim { fua: true })),
+            ((NO_HOLE, TRIM, 0, 512), inval),
+            ((0, TRIM, SIZE, 512), inval),
+            ((0, WRITE_ZEROES, 0, SIZE), zeroes(true, false)),
+            ((NO_HOLE | FUA, WRITE_ZEROES, 0, 512), zeroes(false, true)),
+            ((FAST_ZERO, WRITE_ZEROES, 0, 512), zeroes(true, false)),
+            ((DF, WRITE_ZEROES, 0, 512), inval),
+            ((0, WRITE_ZEROES, SIZE - 512, 1024), nospc),
+            ((0, CACHE, 0, SIZE), Ok(Kind::Cache)),
+            ((REQ_ONE, CACHE, 0, 512), inval),
+            ((0, CACHE, SIZE, 512), inval),
+            ((0, BLOCK_STATUS, 0, SIZE), unless_simple(Ok(Kind::Status { one: false }))),
+            ((REQ_ONE, BLOCK_STATUS, 0, 512), unless_simple(Ok(Kind::Status { one: true }))),
+            ((DF, BLOCK_STATUS, 0, 512), inval),
+            ((0, BLOCK_STATUS, 0, 0), inval),
+            ((0, BLOCK_STATUS, SIZE, 512), inval),
+            ((0, 99, 0, 512), inval),
+        ] {
+            assert_eq!(ask(core, headers, all, asked), expected, "{headers:?} {asked:?}");
+        }
+        // One context is enough.
+        for (allocation, depth) in [(true, false), (false, true), (false, false)] {
+            let expected = if allocation || depth { unless_simple(Ok(Kind::Status { one: false })) } else { inval };
+            let asked = (0, BLOCK_STATUS, 0, 512);
+            assert_eq!(ask(core, headers, Contexts { allocation, depth }, asked), expected, "{headers:?}");
+        }
+    }
+    core.terms.writethrough = true;
+    for (asked, expected) in [
+        ((0, WRITE, 0, 512), Ok(Kind::Write { fua: true })),
+        ((0, TRIM, 0, 512), Ok(Kind::Trim { fua: true })),
+        ((0, WRITE_ZEROES, 0, 512), zeroes(true, true)),
+    ] {
+        assert_eq!(ask(core, Simple, all, asked), expected, "{asked:?}");
+    }
+    core.terms.writable = false;
+    for command in [WRITE, TRIM, WRITE_ZEROES] {
+        assert_eq!(ask(core, Simple, all, (0, command, 0, 512)), Err(Errno::PERM), "{command}");
+    }
+    assert_eq!(ask(core, Simple, all, (0, READ, 0, 512)), Ok(Kind::Read));
+    let kinds = [Kind::Read, Kind::Write { fua: true }, Kind::Flush, Kind::Trim { fua: true }, Kind::Cache];
+    let types = [RequestType::Read, RequestType::Write, RequestType::Flush, RequestType::Discard, RequestType::Other];
+    assert_eq!(kinds.map(Kind::request_type), types);
+    assert_eq!(Kind::Status { one: false }.request_type(), RequestType::Other);
+    assert_eq!(Kind::WriteZeroes { unmap: true, fua: true }.request_type(), RequestType::WriteZeroes);
 }
