@@ -27,6 +27,9 @@ mod mailbox;
 mod monitor;
 mod notifier;
 mod polling;
+#[cfg(test)]
+#[path = "../tests/refuse/mod.rs"]
+mod refuse;
 pub mod rights;
 pub mod ring;
 mod signals;

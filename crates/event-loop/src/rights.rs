@@ -24,12 +24,18 @@ const ROOM: usize = size_of::<libc::cmsghdr>().div_ceil(8) + MOST_SENT.div_ceil(
 
 /// Has a UNIX socket, and those that it accepts from here on, take no descriptors, where the kernel can.
 pub fn refuse(socket: impl AsFd) {
-    let off: libc::c_int = 0;
-    // SAFETY: the value is an `int`, and is read before this returns. That older kernels do not know the option, and
-    // sockets of other families do not have it, is no error: `receive` is for them.
+    // That older kernels do not know the option, and sockets of other families do not have it, is no error: `receive` is
+    // for them.
+    pass(socket, false);
+}
+
+/// Has a socket take descriptors, or none; returns whether the kernel knows how.
+fn pass(socket: impl AsFd, is_to: bool) -> bool {
+    let value = libc::c_int::from(is_to);
+    // SAFETY: the value is an `int`, and is read before this returns.
     unsafe {
-        let (value, len) = ((&raw const off).cast(), size_of::<libc::c_int>() as libc::socklen_t);
-        libc::setsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, value, len);
+        let (value, len) = ((&raw const value).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+        libc::setsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, value, len) == 0
     }
 }
 
@@ -137,12 +143,7 @@ pub(crate) mod tests {
     fn a_socket_that_refuses_descriptors_takes_everything_else() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         refuse(&ours);
-        let on: libc::c_int = 1;
-        // SAFETY: the value is an `int`, and is read before this returns.
-        let is_known = unsafe {
-            let (value, len) = ((&raw const on).cast(), size_of::<libc::c_int>() as libc::socklen_t);
-            libc::setsockopt(theirs.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, value, len) == 0
-        };
+        let is_known = pass(&theirs, true);
         match send_fds(&theirs, &[theirs.as_fd()]) {
             Err(Errno::PERM) => {}
             sent => {

@@ -388,16 +388,15 @@ fn explain(e: io::Error) -> RingError {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use std::collections::BTreeMap;
+mod tests {
     use std::os::fd::{AsFd, OwnedFd};
     use std::sync::atomic::AtomicU32;
     use std::thread;
 
     use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
     use super::*;
+    use crate::refuse::refuse;
 
     const DISBELIEF: Taskrun = Taskrun { doubt: u32::MAX };
 
@@ -480,16 +479,6 @@ pub(crate) mod tests {
             }
         };
         entries.into_iter().map(run).collect()
-    }
-
-    /// Has the kernel refuse a system call to this thread.
-    pub(crate) fn refuse(call: libc::c_long, errno: libc::c_int) {
-        let rules = BTreeMap::from([(call, Vec::new())]);
-        let refuse = SeccompAction::Errno(errno as u32);
-        let arch = std::env::consts::ARCH.try_into().expect("a machine with seccomp");
-        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).expect("a sound filter");
-        let filter: BpfProgram = filter.try_into().expect("a sound filter");
-        apply_filter(&filter).expect("a kernel with seccomp");
     }
 
     #[test]

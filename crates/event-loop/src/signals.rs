@@ -125,7 +125,7 @@ mod tests {
     use rustix::io::{read, write};
 
     use super::*;
-    use crate::ring::tests::refuse;
+    use crate::refuse::refuse;
 
     fn count(fd: &OwnedFd) -> u64 {
         let mut value = [0; 8];

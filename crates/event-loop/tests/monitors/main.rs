@@ -2,9 +2,10 @@
 
 mod bell;
 mod lists;
+#[path = "../refuse/mod.rs"]
+mod refuse;
 mod replayed;
 
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -13,9 +14,9 @@ use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Phase, Source, SourceId, spawn};
 use egret_polling::{EventKind, Nanos};
 use rustix::event::{EventfdFlags, eventfd};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 use bell::{Bell, Echo, EveryTurn, Heard, PATIENCE, Weighing, bell, fixed, hear_work, on_every_loop, options};
+use refuse::refuse;
 
 #[test]
 fn work_that_comes_while_the_loop_sleeps_or_spins_is_dispatched() {
@@ -556,16 +557,6 @@ fn a_loop_that_cannot_go_on_tells_who_started_it_why() {
         assert_eq!(error.raw_os_error(), Some(libc::EIO), "{monitor}: {error}");
         thread.join().unwrap();
     }
-}
-
-/// Has the kernel refuse a system call to this thread.
-fn refuse(call: libc::c_long, errno: libc::c_int) {
-    let rules = BTreeMap::from([(call, Vec::new())]);
-    let refuse = SeccompAction::Errno(errno as u32);
-    let arch = std::env::consts::ARCH.try_into().expect("a machine with seccomp");
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).expect("a sound filter");
-    let filter: BpfProgram = filter.try_into().expect("a sound filter");
-    apply_filter(&filter).expect("a kernel with seccomp");
 }
 
 /// Runs `test` on a thread to which the kernel refuses io_uring, as it does to containers.
