@@ -22,7 +22,7 @@ use egret_export::{
 use egret_nbd::protocol::{Headers, answer, command, command_flag, export_flag, option};
 use egret_virtio::RequestType;
 use nbd_client::{NbdClient, greet, haggle, send_option, string};
-use peer::IoThread;
+use peer::{IoThread, await_that};
 use rustix::io::Errno;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -155,7 +155,7 @@ fn every_request_is_done_answered_and_counted_whatever_headers_were_agreed_on() 
         client.ask(0, command::DISCONNECT, 0, 0, &[]);
         assert_eq!(client.hear().unwrap().0, read);
         assert!(client.is_hung_up_on());
-        await_that(|| !export.is_in_use());
+        await_that("the client to be gone", || !export.is_in_use());
         let stats = export.stats();
         assert_eq!((stats.in_flight, stats.total().errors), (0, 0));
         bytes_read += data.len() as u64
@@ -179,13 +179,6 @@ fn every_request_is_done_answered_and_counted_whatever_headers_were_agreed_on() 
         }
         // The next one finds what this one has found.
         served.file.set_len(0).and_then(|()| served.file.set_len(SIZE)).unwrap();
-    }
-}
-
-/// Waits until something is so that nobody tells of.
-fn await_that(mut is_so: impl FnMut() -> bool) {
-    while !is_so() {
-        std::thread::yield_now();
     }
 }
 
@@ -251,7 +244,7 @@ fn clients_are_dealt_out_to_threads_and_neither_these_nor_the_disk_are_what_they
     let Served { disk, server, folder, file } = served;
     reopen(&[&export], &[DiskSwap { old: disk, new: Arc::clone(&new) }]).unwrap();
     new.let_go_of_predecessor().unwrap();
-    await_that(|| old.strong_count() == 0);
+    await_that("the old disk to be closed", || old.strong_count() == 0);
     clients[1].write(12288, &[4; 4096]);
     assert_eq!(requests(), [2, 2]);
     // Who comes later has the new one, too.
@@ -334,7 +327,7 @@ fn a_server_has_as_many_clients_as_it_may_and_each_export_as_many_as_it_may_and_
     fourth.read_exact(&mut [0; 18]).unwrap();
     drop(first);
     // It is refused until the one that has left is gone.
-    await_that(|| last(&mut greet(&served.socket()), option::GO) == answer::ACK);
+    await_that("room", || last(&mut greet(&served.socket()), option::GO) == answer::ACK);
     drop((second, fourth));
 }
 

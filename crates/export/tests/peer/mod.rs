@@ -5,6 +5,7 @@ use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use egret_disk::{EngineOptions, EngineSet};
 use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Nanos, spawn};
@@ -20,6 +21,15 @@ use rustix::net::{
 };
 
 pub const RING_PACKED: u64 = 1 << 34;
+
+/// Waits for what shows on no descriptor.
+pub fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
+    let patience_ends = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < patience_ends, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
+}
 
 /// A loop on its thread, stopped at the end.
 pub struct IoThread(pub LoopHandle<Worker>, Option<std::thread::JoinHandle<()>>);

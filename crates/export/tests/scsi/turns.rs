@@ -1,25 +1,15 @@
 //! What one queue may make of a turn of its loop, and of its sleep.
 
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
 
 use egret_event_loop::Nanos;
 use egret_vring::ring::Piece;
 
 use crate::machine::*;
-use crate::peer::{IoThread, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_KICK, longs, words};
+use crate::peer::{IoThread, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_KICK, await_that, longs, words};
 
 /// A task management function.
 const LOGICAL_UNIT_RESET: u8 = 5;
-
-/// Waits for what shows on no descriptor.
-fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
-    let patience_ends = Instant::now() + Duration::from_secs(30);
-    while !is_so() {
-        assert!(Instant::now() < patience_ends, "waited in vain for {what}");
-        std::thread::yield_now();
-    }
-}
 
 /// Makes the last command available four times more, all at once, with a mebibyte of data each. Kicks nobody.
 fn repeat_with_a_mebibyte(machine: &mut Machine) {
