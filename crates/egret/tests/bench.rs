@@ -442,6 +442,9 @@ fn any_command_that_serves_a_socket_can_be_measured() {
     let output = lab.bench(&[]).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("1 cells measured, 1 failed"), "{}", text(&output.stdout));
+    let said = text(&output.stderr);
+    assert!(said.contains("broken, repetition 1: failed: ") && said.contains("no such luck"), "{said}");
+    assert_eq!(said.lines().count(), 1, "elsewhere than on a terminal nothing is said of what went well: {said}");
     for cell in lab.run().cells {
         match &cell.outcome {
             // The shell spends nothing, and the daemon is its child.

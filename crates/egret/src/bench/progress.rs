@@ -1,4 +1,4 @@
-//! Progress on a terminal: a bar, and a line for each cell; nothing elsewhere.
+//! Progress on a terminal: a bar, and a line for each cell; elsewhere what failed, and why.
 
 use std::time::Duration;
 
@@ -43,7 +43,11 @@ impl Progress for Bar {
         self.bar.set_length(total as u64);
         self.bar.set_position(done as u64);
         self.bar.set_prefix(time_left(left));
-        self.says(&line(cell));
+        match cell.outcome {
+            // Who watches no terminal is to know why, too.
+            Outcome::Failed { .. } => self.bar.suspend(|| eprintln!("{}", line(cell))),
+            _ => self.says(&line(cell)),
+        }
     }
 
     fn says(&mut self, text: &str) {

@@ -24,8 +24,9 @@ impl Ssh {
             succeeded(&keygen.args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]).output().unwrap());
         }
         write("known", format!("machine {}", fs::read_to_string(scratch.path("host.pub")).unwrap()));
-        // Where it keeps its unprivileged part, as root; its service makes it otherwise.
+        // Where it keeps its unprivileged part, as root, which nobody else may write to; its service makes it otherwise.
         let _ = fs::create_dir("/run/sshd");
+        let _ = fs::set_permissions("/run/sshd", fs::Permissions::from_mode(0o755));
         write(
             "sshd",
             format!(
@@ -35,6 +36,7 @@ impl Ssh {
                 path("user.pub")
             ),
         );
+        succeeded(&Command::new(SERVER).args(["-t", "-f", &path("sshd")]).output().unwrap());
         write(
             "config",
             format!(

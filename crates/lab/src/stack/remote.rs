@@ -25,8 +25,9 @@ use crate::plan::{Load, Subject};
 use crate::process::Process;
 use crate::results::Measurement;
 
-/// How long ssh may take to connect.
-const TO_CONNECT: Duration = Duration::from_secs(30);
+/// How long ssh may take to connect: what it is told, and after how long it is not waited for any more.
+const CONNECT_TIMEOUT: &str = "ConnectTimeout=30";
+const TO_CONNECT: Duration = Duration::from_secs(60);
 /// How long looking at the disk may take.
 const TO_LOOK: Duration = Duration::from_secs(30);
 /// Where libvirt writes down which process a domain is.
@@ -127,7 +128,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, context: &Context) -> Resul
     let disks = subject.disks().iter().map(|disk| disk.display().to_string()).collect();
     let (ours, theirs) = UnixStream::pair().map_err(Unable::failed)?;
     let mut command = Command::new("ssh");
-    command.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, AGENT]);
+    command.args(["-o", "BatchMode=yes", "-o", CONNECT_TIMEOUT, "--", host, AGENT]);
     command.stdout(Stdio::from(std::os::fd::OwnedFd::from(theirs.try_clone().map_err(Unable::failed)?)));
     let stdin = Stdio::from(std::os::fd::OwnedFd::from(theirs));
     let mut ssh = context.reaper.start_fed(command, stdin).map_err(Unable::failed)?;
@@ -226,8 +227,8 @@ impl Deployment for Remote {
                 task.edge(edge);
                 meter.edge(edge);
                 server.iter_mut().for_each(|server| server.telemetry.edge(edge));
-                clock.hear(edge, mark);
             }
+            clock.hear(mark);
         });
         let output = self.checked(ran)?;
         // The raw output is for debugging; failing to keep it does not fail the measurement.
@@ -236,7 +237,7 @@ impl Deployment for Remote {
         measurement.offer(task.rate_iops);
         measurement.functional_only = self.domain.is_some_and(|domain| domain.is_emulated);
         if !measurement.functional_only {
-            clock.agrees(meter.seconds()).map_err(Unable::failed)?;
+            clock.agrees().map_err(Unable::failed)?;
         }
         // Of another host nothing is known but what fio says of itself.
         if (self.domain.is_some() || server.is_some()) && meter.seconds() > 0.0 {

@@ -194,8 +194,8 @@ impl Deployment for Guest {
                 task.edge(edge);
                 meter.edge(edge);
                 server.iter_mut().for_each(|server| server.telemetry.edge(edge));
-                clock.hear(edge, mark);
             }
+            clock.hear(mark);
             facts += &format!("{mark}\n");
         });
         let output = self.check_answer(ran)?;
@@ -205,7 +205,7 @@ impl Deployment for Guest {
 
         let mut measurement = work.measurement(&output, meter.seconds()).map_err(|reason| self.failed(reason))?;
         if self.accel == Accel::Kvm {
-            clock.agrees(meter.seconds()).map_err(|reason| self.failed(reason))?;
+            clock.agrees().map_err(|reason| self.failed(reason))?;
         }
         measurement.offer(task.rate_iops);
         measurement.functional_only = self.accel == Accel::Tcg;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use egret_loadgen::load::Edge;
 
 use super::applications;
-use super::mark::MARK;
+use super::mark::{CLOCK, MARK};
 use super::qemu::APPLICATIONS;
 use crate::fingerprint;
 use crate::plan::{Application, Load};
@@ -159,9 +159,13 @@ cat >started <<'{END}'
 {MARK}
 {marks}
 {END}
+{MARK}
+{CLOCK}
+tell_clock before
 RAMP={ramp} RUNTIME={runtime} fio --output-format=json --output=fio.json load.fio >&2
 status=$?
 while [ -d begun ] && ! [ -d ended ]; do sleep 0.1; done
+tell_clock after
 cat fio.json
 exit $status
 "#
