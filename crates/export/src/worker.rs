@@ -89,11 +89,11 @@ pub(crate) struct QueueInfo {
     pub unpinned: Sender<Arc<GuestMemory>>,
 }
 
-/// How many bytes, and how many iovecs, of chains a queue pops in one turn; it stops after the chain that reaches either.
-/// The cost of a chain grows with both, and the loop's other queues wait meanwhile. So the length of a turn is bounded by
+/// How many bytes, and how many [steps](Chain::steps), of chains a queue pops in one turn; it stops after the chain that reaches
+/// either. The cost of a chain grows with both, and the loop's other queues wait meanwhile. So the length of a turn is bounded by
 /// the number of queues on the loop, whatever their drivers ask for.
 const TURN_BYTES: u64 = 1 << 20;
-const TURN_IOVECS: u32 = 1024;
+const TURN_STEPS: u32 = 1024;
 
 /// A queue pops no chains while those in flight have this many iovecs. This bounds the memory of its lists of them to
 /// 1 MiB, and is twice what Linux has in flight on a queue with requests of 128 iovecs.
@@ -392,10 +392,10 @@ impl QueueWorker {
     /// Takes available chains in, for as long as `wants` says so.
     #[inline]
     fn pop_while(&mut self, engines: &mut EngineSet, clock: impl Fn() -> Nanos, wants: impl Fn(&Self) -> bool) {
-        let (mut bytes, mut iovecs) = (0, 0);
+        let (mut bytes, mut steps) = (0, 0);
         // Bounded, because a driver can make chains available as fast as they are popped. The next turn finds what is left:
         // the queue is polled before the loop waits.
-        while bytes < TURN_BYTES && iovecs < TURN_IOVECS && self.takes_chains() && wants(self) {
+        while bytes < TURN_BYTES && steps < TURN_STEPS && self.takes_chains() && wants(self) {
             match self.queue.pop(&mut self.chain) {
                 Ok(true) => {}
                 Ok(false) => return,
@@ -404,8 +404,8 @@ impl QueueWorker {
             let now = clock();
             let (head, of_chain) = (self.chain.head(), self.chain.iovecs());
             bytes += self.chain.bytes();
-            // A chain without iovecs has a cost, too.
-            iovecs += of_chain.max(1);
+            // Descriptors of no length have a cost, too.
+            steps += self.chain.steps();
             match self.model.begin(self.queue.memory(), &mut self.chain, self.source) {
                 Ok(Next::Submit(key, request)) => {
                     self.begin(head, of_chain, now);

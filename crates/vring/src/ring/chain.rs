@@ -22,6 +22,8 @@ pub struct Chain {
     /// The sums of the iovecs' lengths, as they were popped.
     pub(super) readable_len: u32,
     pub(super) writable_len: u32,
+    /// How many descriptors were followed, those without a buffer too.
+    descriptors: u32,
 }
 
 impl Chain {
@@ -72,7 +74,13 @@ impl Chain {
         (self.readable.len() + self.writable.len()) as u32
     }
 
-    /// How many bytes these have.
+    /// How much there was to follow: descriptors, of which those of no length add no iovec, or iovecs, whichever are more.
+    #[inline]
+    pub fn steps(&self) -> u32 {
+        self.descriptors.max(self.iovecs())
+    }
+
+    /// How many bytes the iovecs have.
     #[inline]
     pub fn bytes(&self) -> u64 {
         u64::from(self.readable_len) + u64::from(self.writable_len)
@@ -84,6 +92,7 @@ impl Chain {
         self.writable.clear();
         self.readable_len = 0;
         self.writable_len = 0;
+        self.descriptors = 0;
     }
 
     /// Adds one buffer. Inline always: left to itself, the compiler calls it for each descriptor of either layout.
@@ -146,6 +155,7 @@ impl Chain {
     ) -> Result<Option<Descriptor>, RingError> {
         for _ in 0..limit {
             let descriptor = get(index)?;
+            self.descriptors += 1;
             if descriptor.flags & INDIRECT != 0 {
                 return match descriptor.flags & NEXT {
                     0 => Ok(Some(descriptor)),
