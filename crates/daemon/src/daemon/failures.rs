@@ -19,6 +19,10 @@ use super::{CounterRegistry, Daemon};
 /// The least time between two failures of one disk of an export that are told, as in QEMU.
 const REST: Duration = Duration::from_secs(1);
 
+/// So many stops of an export are told at once, and then one in each [`REST`]: a guest whose disk fails may abort what waits, which
+/// has the export go on, and have it stop again as often as it likes.
+const STOPS: u32 = 8;
+
 /// A request that failed in a disk's engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskFailure {
@@ -98,7 +102,9 @@ struct Known {
     logs: BTreeMap<String, Arc<FailureLog>>,
     /// When each disk of an export may be told of again, of those that were told of less than a second ago.
     resting: BTreeMap<(String, Arc<str>), Instant>,
-    /// What is to be told then: of each the newest.
+    /// Until when it would have been told of its stops, one in each [`REST`].
+    stops: BTreeMap<(String, Arc<str>), Instant>,
+    /// What is to be told then: of each the newest, and a stop rather than what is none.
     later: BTreeMap<(String, Arc<str>), Failure>,
 }
 
@@ -124,7 +130,7 @@ impl Failures {
     }
 
     /// The failures that are to be told at `now`; a disk's newest waits until it is a second after the one before. That
-    /// an export has stopped is told at once: it does so once, and then waits.
+    /// an export has stopped is told at once, but to one that does nothing else.
     pub fn take(&self, now: Instant) -> Vec<DiskFailure> {
         self.bell.clear();
         let mut known = self.lock();
@@ -158,14 +164,29 @@ impl Known {
         newer: impl IntoIterator<Item = (String, Failure)>,
         now: Instant,
     ) -> Vec<((String, Arc<str>), Failure)> {
-        let Self { resting, later, .. } = self;
-        later.extend(newer.into_iter().map(|(name, failure)| ((name, Arc::clone(&failure.export)), failure)));
+        let Self { resting, stops, later, .. } = self;
+        for (name, failure) in newer {
+            let key = (name, Arc::clone(&failure.export));
+            let is_stop = |failure: &Failure| failure.action == Action::Stop;
+            if is_stop(&failure) || !later.get(&key).is_some_and(is_stop) {
+                later.insert(key, failure);
+            }
+        }
         resting.retain(|_, end| *end > now);
+        stops.retain(|_, end| *end > now);
         let mut due = Vec::new();
         later.retain(|key, failure| {
-            let waits = failure.action != Action::Stop && resting.contains_key(key);
+            let is_stop = failure.action == Action::Stop;
+            // A stop that waits is due when the disk has rested, at the latest.
+            let waits = match stops.get(key) {
+                Some(end) if is_stop => *end > now + REST * (STOPS - 1),
+                _ => !is_stop && resting.contains_key(key),
+            };
             if !waits {
                 resting.insert(key.clone(), now + REST);
+                if is_stop {
+                    *stops.entry(key.clone()).or_insert(now) += REST;
+                }
                 due.push((key.clone(), failure.clone()));
             }
             waits
@@ -202,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_waits_for_the_second_after_the_one_before_and_a_stop_for_nothing() {
+    fn a_failure_waits_for_the_second_after_the_one_before_and_a_stop_only_after_many() {
         let mut failures = Known::default();
         let begun = Instant::now();
         let mut actions = |action: &[Action], after: Duration| -> Vec<Action> {
@@ -222,5 +243,28 @@ mod tests {
             assert_eq!(actions(&[Action::Stop], 3 * REST), [Action::Stop], "one is not like another");
         }
         assert_eq!(actions(&[Action::Report], 3 * REST + almost), vec![]);
+
+        // One that stops and goes on and stops, a thousand times.
+        let begun = 20 * REST;
+        let told: usize = (0..1000).map(|_| actions(&[Action::Stop], begun).len()).sum();
+        assert_eq!(told, STOPS as usize);
+        assert_eq!(actions(&[Action::Report], begun + almost), vec![], "it does not take the place of a stop");
+        for second in 1..4 {
+            assert_eq!(actions(&[Action::Stop], begun + second * REST), [Action::Stop]);
+            assert_eq!(actions(&[Action::Stop], begun + second * REST), vec![]);
+        }
+        assert_eq!(actions(&[], begun + 4 * REST), [Action::Stop]);
+        assert_eq!(actions(&[], begun + 5 * REST), vec![], "it was told");
+    }
+
+    #[test]
+    fn whoever_tells_of_failures_is_awake_when_a_stop_that_waits_is_due() {
+        let failures = Failures::new().unwrap();
+        let now = Instant::now();
+        let stop = Failure { export: "e0".into(), op: Op::Flush, errno: Errno::IO, action: Action::Stop, has_lost_writes: false };
+        let stopped = || failures.lock().due([("d0".to_owned(), stop.clone())], now).len();
+        (0..STOPS).for_each(|_| assert_eq!(stopped(), 1));
+        assert_eq!((stopped(), failures.due()), (0, Some(now + REST)));
+        assert_eq!(failures.take(now + REST).len(), 1);
     }
 }

@@ -47,8 +47,9 @@ pub(super) const EVENTS: &[(&str, &str, &str)] = &[
         "BLOCK_IO_ERROR",
         r#"{"device", "node-name", "qom-path": "", "operation": "read"|"write", "action": "report"|"ignore"|"stop", "nospace", "reason"}"#,
         "A disk could not do what a guest asked for. `action` is what `rerror` and `werror` have the export `device` do \
-         about it; with `stop` it waits from here on, and that is told once each time. Of others the first, and then \
-         the newest once a second. `write` is all that does not read.",
+         about it; with `stop` it waits from here on, and that is told each time, but of one that stops again and \
+         again once a second, after the eighth. Of others the first, and then the newest once a second. `write` is all \
+         that does not read.",
     ),
     (
         "EGRET_IOTHREAD_RESUMED",
