@@ -143,10 +143,10 @@ impl Command {
         fua && !export.has(export_flag::SEND_FUA)
     }
 
-    /// The connection is gone. What was not made stable is done again, since the next server may not have it.
+    /// The connection is gone. A write is done again from its beginning, since the next server may not have what this one has
+    /// answered: nobody was told of it, and the flush that comes after all of it is to cover all of it.
     fn rewind(&mut self) {
-        let (Op::Write { fua } | Op::WriteZeroes { fua, .. }) = self.job.request.op else { return };
-        if fua {
+        if matches!(self.job.request.op, Op::Write { .. } | Op::WriteZeroes { .. }) {
             (self.done, self.is_flushing) = (0, false);
         }
     }

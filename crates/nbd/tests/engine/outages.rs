@@ -179,6 +179,36 @@ fn what_was_to_be_stable_and_is_not_is_written_again() {
 }
 
 #[test]
+fn a_write_of_several_parts_is_written_from_its_beginning_over_another_connection() {
+    let blocks = Some(BlockSizes { minimum: 512, preferred: 4096, maximum: 16384 });
+    for (op, data) in [
+        (Op::Write { fua: false }, vec![4; 32768]),
+        (Op::Write { fua: true }, vec![4; 32768]),
+        (Op::WriteZeroes { unmap: false, fua: false }, Vec::new()),
+    ] {
+        let says = Says { blocks, ..Says::default().without(export_flag::SEND_WRITE_ZEROES) };
+        let (mut rig, mut peer, server) = connected(says);
+        let write = rig.push(op, 0, 32768, data);
+        rig.turn(Duration::ZERO);
+        let (first, _) = peer.request();
+        peer.done(&first);
+        // What it has of the first part goes with it, as it was not asked to flush.
+        let dies = std::thread::spawn(move || peer.request().0.offset);
+        let next = std::thread::spawn(move || {
+            let mut next = server.accept(says);
+            let offsets = [(); 2].map(|()| {
+                let (request, _) = next.request();
+                next.done(&request);
+                request.offset
+            });
+            (offsets, next, server)
+        });
+        assert_eq!(rig.wait(write).0, Ok(()));
+        assert_eq!((dies.join().unwrap(), next.join().unwrap().0), (16384, [0, 16384]), "{op:?}");
+    }
+}
+
+#[test]
 fn an_export_that_has_become_something_else_is_not_taken_for_what_it_was() {
     let (mut rig, mut peer, server) = connected(Says::default());
     let read = rig.read(0, 512);
