@@ -354,3 +354,28 @@ fn what_was_written_over_a_connection_is_flushed_over_it_before_it_is_closed_for
         assert!(all.iter().any(|change| change.starts_with("Flush ")), "{does}, {several}: {all:?}");
     }
 }
+
+#[test]
+fn to_reopen_a_disk_that_is_here_asks_nothing_of_a_server_and_to_reopen_a_server_s_connects_anew() {
+    const TEST: &str = "to_reopen_a_disk_that_is_here_asks_nothing_of_a_server_and_to_reopen_a_server_s_connects_anew";
+    if !has_servers_or_skips(TEST) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let [socket, export, qmp, file] = ["nbd", "e0", "qmp", "e1"].map(|name| scratch.path(name));
+    let mut nbd = NbdServer::nbdkit(&socket, &["memory", "16M"]);
+    let image = scratch.image("disk", 1 << 20);
+    let options = over(&socket, &export, "").disk("d1", &image, "").export("e1", "d1", &file, "").monitor("m", &qmp);
+    let server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&qmp);
+    nbd.kill();
+    let here = json!({"driver": "file", "node-name": "d1", "filename": image, "cache": {"no-flush": true}});
+    qmp.run("blockdev-reopen", json!({"options": [here]}));
+    let place = json!({"type": "unix", "path": socket});
+    let there = json!({"driver": "nbd", "node-name": "d0", "server": place});
+    let refused = qmp.fail("blockdev-reopen", json!({"options": [there.clone()]}));
+    assert!(refused.contains("d0"), "{refused}");
+    nbd.start_again();
+    qmp.run("blockdev-reopen", json!({"options": [there]}));
+    assert_eq!(server.terminate().code(), Some(0));
+}

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -90,6 +91,10 @@ impl Remote for NbdDisk {
 
     fn name(&self) -> &str {
         &self.target.uri
+    }
+
+    fn is_like(&self, other: &dyn Any) -> bool {
+        other.downcast_ref::<Self>().is_some_and(|other| other.target == self.target)
     }
 
     fn open(&self) -> Result<Shape, OpenCause> {

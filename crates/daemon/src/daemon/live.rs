@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use egret_confine::{Bounds, ThreadKind};
-use egret_disk::Disk;
+use egret_disk::{Disk, Driver as DiskDriver, RemoteKind};
 use egret_export::{DiskSwap, Export, IoStatus, Pause, reopen};
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _};
@@ -98,7 +98,7 @@ impl Daemon {
     }
 
     /// Opens the images once more whose options `changed` changes, and of the `named` nodes those that have lost writes or
-    /// have an export wait because they failed: who names them knows that.
+    /// have an export wait because they failed: who names them knows that. Who names a server's wants another connection.
     fn reopened(&self, changed: &Config, named: &[String]) -> Result<Vec<DiskSwap>, StartError> {
         let mut swaps = Vec::new();
         for (name, old) in &self.disks {
@@ -110,7 +110,9 @@ impl Daemon {
                 status != IoStatus::Ok && changed.exports.iter().any(|export| export.id == *id && export.has_node(name))
             };
             let has_failed = old.has_lost_writes() || old.is_lost() || self.exports.iter().any(is_stopped);
-            if has_failed && lies_over(&changed.blockdevs, name, named) || options != *old.options() {
+            let connects = matches!(&options.driver, DiskDriver::Remote(disk) if disk.kind() == RemoteKind::Nbd);
+            let is_wanted = (has_failed || connects) && lies_over(&changed.blockdevs, name, named);
+            if is_wanted || options != *old.options() {
                 swaps.push(DiskSwap { old: Arc::clone(old), new: self.open_image(&options, Some(old))? });
             }
         }

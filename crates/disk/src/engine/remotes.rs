@@ -11,6 +11,7 @@ use super::{Engine, SharedEngine};
 use crate::disk::{Backing, Disk};
 use crate::error::EngineError;
 use crate::job::Job;
+use crate::options::RemoteKind;
 use crate::remote::RemoteDisk;
 use crate::stats::EngineCounters;
 
@@ -99,8 +100,13 @@ impl SharedEngine for Remotes {
         let place = match self.served.iter().position(is_it) {
             Some(place) => place,
             None => {
-                // One that is about to leave stays: its disk may have no second.
-                let new = match self.left.iter().position(|left| left.disk == *disk && !left.disk.is_lost()) {
+                // One that is about to leave stays, for an image of a cluster may have no second. A server's disk that is opened
+                // anew has a connection of its own.
+                let is_it = |left: &Served| match disk.kind() {
+                    RemoteKind::Nbd => left.disk.is(disk),
+                    RemoteKind::Rbd => left.disk == *disk,
+                };
+                let new = match self.left.iter().position(|left| is_it(left) && !left.disk.is_lost()) {
                     Some(left) => self.left.swap_remove(left),
                     None => Served { disk: disk.clone(), engine: disk.engine()?, slots: 0, fresh: 0 },
                 };
