@@ -24,6 +24,9 @@ pub mod metrics;
 pub mod probe;
 pub mod process;
 pub mod qmp;
+#[cfg(test)]
+#[path = "../../event-loop/tests/refuse/mod.rs"]
+mod refuse;
 pub mod snapshot;
 pub mod watchdog;
 

@@ -112,6 +112,7 @@ impl Calls {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::refuse::refuse;
 
     #[test]
     fn what_hangs_is_given_up_and_so_many_may_hang_until_one_is_well() {
@@ -141,5 +142,23 @@ mod tests {
         while calls.run(&file, "", || ()).is_err() {
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn where_no_thread_can_be_had_the_caller_hears_of_it_and_nothing_of_the_call_is_left() {
+        let (mut calls, file) = (Calls::default(), Driver::File { filename: "/x".into() });
+        calls.limit(Duration::MAX);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                refuse(libc::SYS_clone3, libc::EAGAIN);
+                refuse(libc::SYS_clone, libc::EAGAIN);
+                // More often than calls may hang.
+                for _ in 0..=MOST {
+                    let error = calls.run(&file, "", || ()).unwrap_err().to_string();
+                    assert_eq!(error, "no thread to wait for its disk: Resource temporarily unavailable (os error 11)");
+                }
+            });
+        });
+        assert!(calls.run(&file, "", || ()).is_ok());
     }
 }

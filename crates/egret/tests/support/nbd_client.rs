@@ -1,6 +1,5 @@
 //! An NBD client written by hand, as badly as a test likes.
 
-use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -20,15 +19,28 @@ pub struct NbdClient {
     /// What it can do.
     pub flags: u16,
     cookie: u64,
-    /// What was asked for and not answered yet: the cookie, and how much a read brings.
-    asked: VecDeque<(u64, u64, usize)>,
+    /// What was asked for and not answered yet.
+    asked: Vec<Asked>,
 }
+
+/// A request, how much a read brings, and what has come of it so far.
+struct Asked {
+    cookie: u64,
+    offset: u64,
+    brings: usize,
+    data: Vec<u8>,
+    extents: Extents,
+    failed: Option<u32>,
+}
+
+/// By their context.
+type Extents = Vec<(u32, Vec<(u64, u64)>)>;
 
 /// A server's answer to an option: its kind, and its data.
 type Answer = (u32, Vec<u8>);
 
 /// What a request came to: data, and extents by their context; or an error as it was sent.
-pub type Outcome = Result<(Vec<u8>, Vec<(u32, Vec<(u64, u64)>)>), u32>;
+pub type Outcome = Result<(Vec<u8>, Extents), u32>;
 
 /// Connects, and hears and answers the greeting.
 pub fn greet(socket: &Path) -> UnixStream {
@@ -98,7 +110,7 @@ impl NbdClient {
             told.iter().find(|(_, data)| data.starts_with(&info::EXPORT.to_be_bytes())).expect("its size");
         let size = u64::from_be_bytes(export[2..10].try_into().expect("eight bytes"));
         let flags = u16::from_be_bytes(export[10..].try_into().expect("two bytes"));
-        Self { stream, headers, size, flags, cookie: 0, asked: VecDeque::new() }
+        Self { stream, headers, size, flags, cookie: 0, asked: Vec::new() }
     }
 
     /// The stream itself, for a client that misbehaves.
@@ -119,7 +131,8 @@ impl NbdClient {
         let len = request.write(self.headers, &mut header);
         self.stream.write_all(&[&header[..len], data].concat())?;
         let brings = if command == command::READ { length as usize } else { 0 };
-        self.asked.push_back((self.cookie, offset, brings));
+        let asked = Asked { cookie: self.cookie, offset, brings, data: Vec::new(), extents: Vec::new(), failed: None };
+        self.asked.push(asked);
         Ok(self.cookie)
     }
 
@@ -146,7 +159,6 @@ impl NbdClient {
     /// # Errors
     /// The server has hung up.
     pub fn hear(&mut self) -> io::Result<(u64, Outcome)> {
-        let (mut data, mut extents, mut failed) = (Vec::new(), Vec::new(), None);
         loop {
             let mut header = vec![0; 4];
             self.stream.read_exact(&mut header)?;
@@ -156,55 +168,55 @@ impl NbdClient {
             let (reply, _) = Reply::read(self.headers, &header).expect("a reply").expect("all of it");
             let (flags, kind, cookie, length) = match reply {
                 Reply::Simple { error, cookie } => {
-                    let (_, _, brings) = self.take(cookie);
-                    let mut data = vec![0; if error == 0 { brings } else { 0 }];
+                    let asked = self.take(cookie);
+                    let mut data = vec![0; if error == 0 { asked.brings } else { 0 }];
                     self.stream.read_exact(&mut data)?;
                     return Ok((cookie, if error == 0 { Ok((data, Vec::new())) } else { Err(error) }));
                 }
                 Reply::Chunk { flags, kind, cookie, length, .. } => (flags, kind, cookie, length),
             };
-            let &(_, offset, brings) = self.asked.iter().find(|(asked, ..)| *asked == cookie).expect("it was asked");
-            data.resize(brings, 0xee);
             let mut payload = vec![0; length as usize];
             self.stream.read_exact(&mut payload)?;
+            let asked = self.asked.iter_mut().find(|asked| asked.cookie == cookie).expect("it was asked for");
+            asked.data.resize(asked.brings, 0xee);
             let number = |at: usize| u64::from_be_bytes(payload[at..at + 8].try_into().expect("eight bytes"));
             let word = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().expect("four bytes"));
             match kind {
                 chunk::NONE => {}
                 chunk::OFFSET_DATA => {
-                    let at = (number(0) - offset) as usize;
-                    data[at..at + payload.len() - 8].copy_from_slice(&payload[8..]);
+                    let at = (number(0) - asked.offset) as usize;
+                    asked.data[at..at + payload.len() - 8].copy_from_slice(&payload[8..]);
                 }
                 chunk::OFFSET_HOLE => {
-                    let at = (number(0) - offset) as usize;
-                    data[at..at + word(8) as usize].fill(0);
+                    let at = (number(0) - asked.offset) as usize;
+                    asked.data[at..at + word(8) as usize].fill(0);
                 }
                 chunk::BLOCK_STATUS => {
                     let of = payload[4..].chunks(8).map(|one| {
                         let word = |at: usize| u32::from_be_bytes(one[at..at + 4].try_into().expect("four bytes"));
                         (word(0).into(), word(4).into())
                     });
-                    extents.push((word(0), of.collect()));
+                    asked.extents.push((word(0), of.collect()));
                 }
                 chunk::BLOCK_STATUS_EXT => {
                     let count = (payload.len() - 8) / 16;
                     assert_eq!(word(4) as usize, count);
                     let of = (0..count).map(|at| (number(8 + 16 * at), number(16 + 16 * at)));
-                    extents.push((word(0), of.collect()));
+                    asked.extents.push((word(0), of.collect()));
                 }
-                chunk::ERROR | chunk::ERROR_OFFSET => failed = Some(word(0)),
+                chunk::ERROR | chunk::ERROR_OFFSET => asked.failed = Some(word(0)),
                 other => panic!("a chunk of kind {other}"),
             }
             if flags & chunk::FLAG_DONE != 0 {
-                self.take(cookie);
+                let Asked { data, extents, failed, .. } = self.take(cookie);
                 return Ok((cookie, failed.map_or(Ok((data, extents)), Err)));
             }
         }
     }
 
-    fn take(&mut self, cookie: u64) -> (u64, u64, usize) {
-        let at = self.asked.iter().position(|(asked, ..)| *asked == cookie).expect("it was asked for, once");
-        self.asked.remove(at).expect("it is there")
+    fn take(&mut self, cookie: u64) -> Asked {
+        let at = self.asked.iter().position(|asked| asked.cookie == cookie).expect("it was asked for, once");
+        self.asked.swap_remove(at)
     }
 
     /// Whether the server hangs up, in the end.

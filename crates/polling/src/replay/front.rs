@@ -140,7 +140,6 @@ impl LogAxis {
         // A wait cheaper than 10 ns is not worth another decade.
         let low = values.clone().fold(f64::MAX, f64::min).max(0.01);
         let high = values.fold(low, f64::max);
-        let low = low.min(high);
         Self { low: low / 1.3, high: high * 1.3 }
     }
 
