@@ -41,6 +41,8 @@ pub struct IoThread {
     pub window_sum_ns: u64,
     /// Times that the interval of a source, or a window, started over from nothing (QEMU's policies).
     pub windows_reset: u64,
+    /// How long `low-regret` served with each of its habits, trials included.
+    pub habits_ns: BTreeMap<String, u64>,
     /// Time during which waits were allowed at least 7/8 of the longest that they may spin.
     pub window_near_max_ns: u64,
     /// All time, from the first wait to the last.
@@ -196,6 +198,7 @@ impl IoThread {
             window_ns: stats.window.0,
             window_sum_ns: stats.window_sum.0,
             windows_reset: stats.resets,
+            habits_ns: stats.named_habits().map(|(name, time)| (name.to_owned(), time.0)).collect(),
             window_near_max_ns: stats.near_max.0,
             elapsed_ns: stats.elapsed.0,
             turns,

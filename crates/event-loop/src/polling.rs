@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use egret_polling::trace::{Record, Recorder};
-use egret_polling::{Active, BlockCost, Done, EventKind, LastWait, Nanos, Policy, Slot, Standing, Wait};
+use egret_polling::{Active, BlockCost, Done, EventKind, HabitTimes, LastWait, Nanos, Policy, Slot, Standing, Wait};
 
 use crate::calibrate::{Calibration, Strain, thread_cpu};
 use crate::cost::RunningCost;
@@ -18,6 +18,8 @@ pub(crate) struct Polling {
     every_turn: bool,
     /// What the policy had counted by the last turn.
     resets: u64,
+    /// How long it had had which habit when that was last told.
+    habits: HabitTimes,
     /// The window of this wait is near the largest.
     near_max: bool,
     /// Requests that came back since the last wait, and when that ended.
@@ -43,6 +45,7 @@ impl Polling {
         Self {
             every_turn: policy.observes_every_turn(),
             resets: 0,
+            habits: HabitTimes::default(),
             near_max: false,
             policy,
             window_max,
@@ -64,6 +67,7 @@ impl Polling {
         }
         self.every_turn = policy.observes_every_turn();
         self.resets = 0;
+        self.habits = HabitTimes::default();
         self.policy = policy;
         self.window_max = window_max;
     }
@@ -103,6 +107,9 @@ impl Polling {
         self.before.cpu = self.policy.wants_cpu_time().then(thread_cpu);
         self.before.done = Done { requests: std::mem::take(&mut self.completed), took: now - self.ended };
         let window = self.policy.window(&self.before);
+        if self.before.cpu.is_some() {
+            self.count_habits();
+        }
         let counters = &self.counters;
         counters.window.set(window.0);
         counters.window_sum.add_time(window.min(Nanos::from_millis(1_000)));
@@ -176,6 +183,15 @@ impl Polling {
         }
     }
 
+    /// Once in a slice.
+    fn count_habits(&mut self) {
+        let Some(times) = self.policy.habits() else { return };
+        for (counter, (now, before)) in self.counters.habits.iter().zip(times.iter().zip(&self.habits)) {
+            counter.add_time(*now - *before);
+        }
+        self.habits = times;
+    }
+
     /// Now and then: tells the policy how the thread fares; nothing to policies that were told no price.
     fn look_at_strain(&mut self, now: Nanos) {
         let Some(running) = &mut self.cost else { return };
@@ -201,6 +217,7 @@ mod tests {
         window: Nanos,
         every_turn: bool,
         cpu: bool,
+        habits: Option<HabitTimes>,
         resets: u64,
         standing: Vec<Standing>,
         /// How long, how much of it spinning, whether it slept, and how many sources were active.
@@ -244,6 +261,9 @@ mod tests {
         }
         fn wants_cpu_time(&self) -> bool {
             self.told().cpu
+        }
+        fn habits(&self) -> Option<HabitTimes> {
+            self.told().habits
         }
         fn set_block_cost(&mut self, cost: BlockCost) {
             self.told().costs.push(cost);
@@ -332,6 +352,31 @@ mod tests {
             assert_eq!(polling.observes_every_turn(), every_turn, "the recording has ended");
             assert_eq!(polling.counters.read().waits, 0);
         }
+    }
+
+    #[test]
+    fn habits_are_counted_when_the_policy_is_told_the_cpu_time_and_go_on_growing_when_it_is_replaced() {
+        let first = Confidant::default();
+        let mut polling = polling(&first);
+        let times = |scale: u64| Some([1, 2, 3, 4, 5].map(|habit| Nanos(scale * habit)));
+        let counted = |polling: &mut Polling| {
+            polling.window(Nanos(1), 0);
+            Some(polling.counters.read().habits)
+        };
+        first.told().habits = times(10);
+        assert_eq!(counted(&mut polling), times(0), "nothing of it has ended");
+        first.told().cpu = true;
+        assert_eq!(counted(&mut polling), times(10));
+        first.told().habits = times(11);
+        assert_eq!(counted(&mut polling), times(11));
+        first.told().habits = None;
+        assert_eq!(counted(&mut polling), times(11));
+
+        let second = Confidant::default();
+        second.told().cpu = true;
+        second.told().habits = times(7);
+        polling.set_policy(Box::new(second), MAX);
+        assert_eq!(counted(&mut polling), times(18));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a loop counts about itself.
 
-use egret_polling::Nanos;
+use egret_polling::{HABITS, HabitTimes, Nanos};
 
 use crate::Counter;
 
@@ -52,6 +52,7 @@ pub struct LoopCounters {
     pub asleep: Counter,
     pub window_sum: Counter,
     pub resets: Counter,
+    pub habits: [Counter; HABITS.len()],
     pub near_max: Counter,
     pub elapsed: Counter,
     pub window: Counter,
@@ -84,6 +85,7 @@ impl LoopCounters {
             asleep: self.asleep.time(),
             window_sum: self.window_sum.time(),
             resets: self.resets.get(),
+            habits: self.habits.each_ref().map(Counter::time),
             near_max: self.near_max.time(),
             elapsed: self.elapsed.time(),
             window: self.window.time(),
@@ -116,12 +118,21 @@ pub struct LoopStats {
     pub window_sum: Nanos,
     /// Times that the interval of a source, or a window, started over from nothing.
     pub resets: u64,
+    /// How long each habit of a policy that compares them was in use.
+    pub habits: HabitTimes,
     /// Time during which the window was at least 7/8 of the largest allowed.
     pub near_max: Nanos,
     /// All time, from the first wait to the last.
     pub elapsed: Nanos,
     /// The window of the last wait.
     pub window: Nanos,
+}
+
+impl LoopStats {
+    /// The habits of a policy that compares them, by name, and how long each was in use.
+    pub fn named_habits(&self) -> impl Iterator<Item = (&'static str, Nanos)> {
+        HABITS.into_iter().zip(self.habits)
+    }
 }
 
 #[cfg(test)]

@@ -30,4 +30,4 @@ pub use idle::Idleness;
 pub use kind::{PolicyKind, UnknownPolicy, build};
 pub use nanos::Nanos;
 pub use parameters::{ParameterError, Parameters, Property};
-pub use policy::{Active, Done, EventKind, LastWait, Policy, Slot, Standing, Wait};
+pub use policy::{Active, Done, EventKind, HABITS, HabitTimes, LastWait, Policy, Slot, Standing, Wait};

@@ -50,6 +50,13 @@ pub struct Standing {
     pub last: LastWait,
 }
 
+/// What a policy that compares habits calls them: to wait as single waits would have it; to spin for so many nanoseconds; to
+/// spin to the end.
+pub const HABITS: [&str; 5] = ["learned", "0", "4000", "16000", "endless"];
+
+/// Something about each of the [`HABITS`]: a time.
+pub type HabitTimes = [Nanos; HABITS.len()];
+
 /// One source on the active list during a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Active {
@@ -150,6 +157,12 @@ pub trait Policy: Send {
     /// Whether the coming [`window`](Self::window) is to be told the thread's CPU time, for which the loop asks the kernel.
     fn wants_cpu_time(&self) -> bool {
         false
+    }
+
+    /// How long each of its [`HABITS`] was in use, up to the last wait that was [told the CPU time](Self::wants_cpu_time), if it
+    /// chooses between them.
+    fn habits(&self) -> Option<HabitTimes> {
+        None
     }
 
     /// Learns what blocking costs on this thread, at its start and whenever the loop knows better.

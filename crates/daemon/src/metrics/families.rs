@@ -30,6 +30,7 @@ pub struct Family {
 const QUEUE: &[&str] = &["export", "queue"];
 const OPERATION: &[&str] = &["export", "queue", "operation"];
 const THREAD: &[&str] = &["iothread"];
+const HABIT: &[&str] = &["iothread", "habit"];
 const ENGINE: &[&str] = &["iothread", "engine"];
 
 /// Every metric, in the order of a scrape.
@@ -208,6 +209,13 @@ pub static FAMILIES: &[Family] = &[
         labels: THREAD,
         help: "How long all waits together were allowed to spin, each counted as at most a second.",
         samples: |view, out| view.times(out, |_, stats| stats.window_sum),
+    },
+    Family {
+        name: "egret_iothread_habit_seconds_total",
+        kind: MetricType::Counter,
+        labels: HABIT,
+        help: "How long `low-regret` served with each of the habits that it compares, trials included.",
+        samples: |view, out| view.habits(out),
     },
     Family {
         name: "egret_iothread_stalls_total",
@@ -391,6 +399,14 @@ impl View {
 
     fn times(&self, out: &mut Samples<'_>, value: impl Fn(&Time, &LoopStats) -> Nanos) {
         self.threads.iter().for_each(|(labels, thread)| out.put(labels, Seconds(value(&thread.time, &thread.turns))));
+    }
+
+    fn habits(&self, out: &mut Samples<'_>) {
+        for (labels, thread) in &self.threads {
+            for (name, time) in thread.turns.named_habits() {
+                out.put_with(labels, "habit", name, Seconds(time));
+            }
+        }
     }
 
     fn disks(&self, out: &mut Samples<'_>, value: impl Fn(&egret_disk::Stats) -> u64) {

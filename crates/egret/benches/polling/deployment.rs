@@ -1,5 +1,6 @@
 //! Daemons side by side, of which one is awake at a time.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -14,8 +15,10 @@ use egret_loadgen::load::{Edge, Job, LoadError, Span, Spec, Tally};
 use egret_loadgen::machine::{self, Cores};
 use egret_loadgen::random::Shuffle;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 
 use crate::cells::{Cell, Placement};
+use crate::support::qmp::Qmp;
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
 
@@ -70,6 +73,8 @@ pub struct Outcome {
     pub kernel_cpu_us: f64,
     /// Of the load, per request.
     pub load_cpu_us: f64,
+    /// The share of time with each habit of `low-regret`.
+    pub habits: BTreeMap<String, f64>,
     /// Why the load, and not the server, was measured, if it was.
     pub limit: Option<String>,
 }
@@ -82,6 +87,9 @@ pub struct Deployment {
     job: Job,
     tally: Tally,
     cpu: CpuTimes,
+    monitor: Qmp,
+    /// How long each habit was in use, in nanoseconds.
+    habits: BTreeMap<String, u64>,
     _idle: Vec<Connection>,
     _scratch: Scratch,
 }
@@ -131,7 +139,8 @@ impl Deployment {
     pub fn deploy(plan: &Plan<'_>, blockdevs: impl FnOnce(Options) -> Options) -> Result<Self, LoadError> {
         let scratch = Scratch::new();
         let socket = |kind: &str, n: usize| scratch.path(&format!("{kind}{n}"));
-        let mut options = blockdevs(Options::new().iothread(IO_THREAD, &plan.contender.iothread));
+        let options = Options::new().iothread(IO_THREAD, &plan.contender.iothread);
+        let mut options = blockdevs(options.monitor("qmp", &scratch.path("qmp")));
         for n in 0..plan.disks {
             options = options.export(
                 &format!("e{n}"),
@@ -158,8 +167,17 @@ impl Deployment {
         let tally = job.tally();
         // Where the kernel does not count, that is said before anything is measured.
         CpuTimes::of(server.pid());
-        let deployment =
-            Self { is_parked: plan.park, server, job, tally, cpu: CpuTimes::default(), _idle: idle, _scratch: scratch };
+        let deployment = Self {
+            is_parked: plan.park,
+            server,
+            job,
+            tally,
+            cpu: CpuTimes::default(),
+            monitor: Qmp::connect(&scratch.path("qmp")),
+            habits: BTreeMap::new(),
+            _idle: idle,
+            _scratch: scratch,
+        };
         deployment.signal(Signal::STOP);
         Ok(deployment)
     }
@@ -182,6 +200,14 @@ impl Deployment {
             let now = CpuTimes::of(pid);
             *if edge == Edge::Begin { &mut before } else { &mut after } = now;
             meter.edge(edge);
+            let stats = self.monitor.run("egret-query-stats", json!({}));
+            let threads = stats["iothreads"].as_array().expect("a list");
+            let measured = threads.iter().find(|thread| thread["id"] == IO_THREAD).expect("our I/O thread");
+            for (name, time) in measured["habits-ns"].as_object().expect("times by name") {
+                let (sum, time) = (self.habits.entry(name.clone()).or_default(), time.as_u64().expect("a time"));
+                // A difference, in two steps.
+                *sum = if edge == Edge::Begin { sum.wrapping_sub(time) } else { sum.wrapping_add(time) };
+            }
         });
         self.cpu.add(before, after);
         self.cpu.kernel += meter.ledger().kernel_threads.unwrap_or(0);
@@ -205,6 +231,8 @@ impl Deployment {
     pub fn outcome(&mut self) -> Outcome {
         let tally = std::mem::replace(&mut self.tally, self.job.tally());
         let CpuTimes { io_thread, daemon, kernel } = std::mem::take(&mut self.cpu);
+        let habits = std::mem::take(&mut self.habits);
+        let all = habits.values().sum::<u64>().max(1);
         let us_per_request = |ns: u64| ns as f64 / 1e3 / tally.requests().max(1) as f64;
         Outcome {
             iops: tally.iops(),
@@ -216,6 +244,7 @@ impl Deployment {
             daemon_cpu_us: us_per_request(daemon),
             kernel_cpu_us: us_per_request(kernel),
             load_cpu_us: tally.cpu_us(),
+            habits: habits.into_iter().map(|(name, time)| (name, time as f64 / all as f64)).collect(),
             limit: tally.limit(),
         }
     }

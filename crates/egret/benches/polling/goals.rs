@@ -1,10 +1,12 @@
 //! What the figures add up to: what a request costs with `low-regret`, against the best of the others in each cell.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use egret_lab::statistics::{median, spread};
 
 use crate::cells::{Cell, Demand, Placement, Under};
 use crate::deployment::{Contender, Outcome};
-use crate::report::{Measured, of, with_policy};
+use crate::report::{Measured, of, ratios, with_policy};
 use egret_loadgen::load::Waiting;
 
 /// How much dearer than the best of the others a cell may be, and all of them on average.
@@ -18,7 +20,7 @@ fn cost(cell: &Cell, outcome: &Outcome) -> f64 {
     outcome.daemon_cpu_us + outcome.kernel_cpu_us + time
 }
 
-/// Prints a line for each cell, dearest first, and how many of them are within the bounds.
+/// Prints a line for each cell, dearest first, how many of them are within the bounds, and what it comes to over each of the others.
 pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
     let Some(subject) = with_policy(contenders, "low-regret") else { return };
     let mut rows: Vec<_> = cells.iter().filter_map(|cell| row(cell, subject, contenders, measured)).collect();
@@ -27,17 +29,36 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
         println!("\nCPU and time a request with {}, over the best of the others (us):", subject.name);
         rows.iter().for_each(|row| println!("  {}", row.text));
         let within = rows.iter().filter(|row| row.over_best <= CELL).count();
-        let mean = (rows.iter().map(|row| row.over_best.ln()).sum::<f64>() / rows.len() as f64).exp();
         println!("- at most {CELL}: {within} of {} cells", rows.len());
+        let mean = geometric_mean(rows.iter().map(|row| row.over_best));
         println!("- geometric mean at most {MEAN}: {mean:.3}");
+        for (at, other) in contenders.iter().filter(|&contender| contender != subject).enumerate() {
+            let mean = geometric_mean(rows.iter().filter_map(|row| row.over_others[at]));
+            println!("- geometric mean over {}: {mean:.3}", other.name);
+        }
+        let most = rows.iter().filter_map(|row| row.habits.first());
+        let most = most.fold(BTreeMap::new(), |mut most, (habit, _)| {
+            *most.entry(habit).or_insert(0) += 1;
+            most
+        });
+        most.iter()
+            .for_each(|(habit, cells)| println!("- {cells} cells have the most of the time with the habit '{habit}'"));
     }
     null_disk(cells, contenders, measured);
+}
+
+fn geometric_mean(ratios: impl Iterator<Item = f64> + Clone) -> f64 {
+    (ratios.clone().map(f64::ln).sum::<f64>() / ratios.count() as f64).exp()
 }
 
 /// One cell.
 struct Row {
     /// The median, of the repetitions.
     over_best: f64,
+    /// Likewise, of each of the others.
+    over_others: Vec<Option<f64>>,
+    /// The share of the time with each habit, on average, the largest first.
+    habits: Vec<(String, f64)>,
     text: String,
 }
 
@@ -58,17 +79,34 @@ fn row(cell: &Cell, subject: &Contender, contenders: &[Contender], measured: &[M
         let other = of(measured, cell, best).into_iter().find(|other| other.pair == one.pair)?;
         Some(cost(cell, &one.outcome) / cost(cell, &other.outcome))
     };
-    let ratios: Vec<f64> = mine.iter().filter_map(ratio).collect();
+    let over_best: Vec<f64> = mine.iter().filter_map(ratio).collect();
     let best = best(None)?;
-    let text = format!(
-        "{:<34}{:<20} {:>9.2} of {:>9.2} ({})",
+    let mut text = format!(
+        "{:<34}{:<20} {:>9.2} of {:>9.2} ({});",
         cell.name(),
-        spread(ratios.clone()),
+        spread(over_best.clone()),
         median(costs(subject, None)),
         median(costs(best, None)),
         best.name
     );
-    (!ratios.is_empty()).then(|| Row { over_best: median(ratios), text })
+    let mut over_others = Vec::new();
+    for other in contenders.iter().filter(|&contender| contender != subject) {
+        let pairs = ratios(measured, cell, (subject, other), |outcome| cost(cell, outcome));
+        let over = (!pairs.is_empty()).then(|| median(pairs));
+        text += &over.map_or(String::new(), |over| format!(" {over:.2} {}", other.name));
+        over_others.push(over);
+    }
+    let share = |habit: &str| {
+        let all = mine.iter().map(|one| one.outcome.habits.get(habit).copied().unwrap_or(0.0));
+        (habit.to_owned(), all.sum::<f64>() / mine.len() as f64)
+    };
+    let names = mine.iter().flat_map(|one| one.outcome.habits.keys()).collect::<BTreeSet<_>>();
+    let mut habits: Vec<_> = names.into_iter().map(|name| share(name)).collect();
+    habits.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let shown = habits.iter().filter(|(_, share)| *share >= 0.02);
+    text += ";";
+    shown.for_each(|(habit, share)| text += &format!(" {:.0}% {habit}", 100.0 * share));
+    (!over_best.is_empty()).then(|| Row { over_best: median(over_best), over_others, habits, text })
 }
 
 /// The null disk with a polling client on the next core: what the path costs at best.

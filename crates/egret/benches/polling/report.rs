@@ -28,7 +28,7 @@ pub fn ratios(
     measured: &[Measured],
     cell: &Cell,
     (one, other): (&Contender, &Contender),
-    value: fn(&Outcome) -> f64,
+    value: impl Fn(&Outcome) -> f64,
 ) -> Vec<f64> {
     let others = of(measured, cell, other);
     let ratio = |one: &&Measured| {
@@ -161,6 +161,7 @@ pub fn json(measured: &[Measured], rungs: &[Rung], idle: &[Idle]) -> String {
             "daemon_cpu_us_per_io": outcome.daemon_cpu_us,
             "kernel_cpu_us_per_io": outcome.kernel_cpu_us,
             "load_cpu_us_per_io": outcome.load_cpu_us,
+            "habits": outcome.habits,
             "load_bound": outcome.limit,
         })
     };

@@ -7,7 +7,7 @@
 
 use super::price::Price;
 use super::slice::{Cost, Sample, Slice, Tally};
-use crate::{BlockCost, Contention, EventKind, LastWait, Nanos, Standing, Wait};
+use crate::{BlockCost, Contention, EventKind, HABITS as NAMES, HabitTimes, LastWait, Nanos, Standing, Wait};
 
 /// How to wait; to try another is one more line here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ enum Habit {
     Endless,
 }
 
-const HABITS: [Habit; 5] =
+const HABITS: [Habit; NAMES.len()] =
     [Habit::Learned, Habit::Window(0), Habit::Window(4_000), Habit::Window(16_000), Habit::Endless];
 /// The first is in force at first.
 const LEARNED: usize = 0;
@@ -136,6 +136,8 @@ pub(super) struct Habits {
     price: Price,
     /// In [`HABITS`].
     in_force: usize,
+    /// How long each was in use, in trials too.
+    in_use: HabitTimes,
     slice: Slice,
     /// The slice is long enough: it ends with the coming wait, for which the thread's CPU time is asked.
     is_full: bool,
@@ -169,6 +171,7 @@ impl Habits {
         Self {
             price,
             in_force: LEARNED,
+            in_use: HabitTimes::default(),
             slice: Slice::default(),
             is_full: false,
             soon: 0,
@@ -214,6 +217,11 @@ impl Habits {
     /// The window that is trusted, whatever is tried at the moment.
     pub(super) fn trusted(&self) -> Option<u64> {
         self.window_of(self.in_force)
+    }
+
+    /// How long each was in use, up to the last slice.
+    pub(super) fn in_use(&self) -> HabitTimes {
+        self.in_use
     }
 
     /// Whether the coming [`resume`](Self::resume) is to be told the thread's CPU time.
@@ -265,6 +273,7 @@ impl Habits {
 
     fn close(&mut self, cpu: Option<u64>) {
         let slice = self.slice;
+        self.in_use[self.now()] += Nanos(slice.elapsed());
         let spent = cpu.zip(self.cpu).map(|(now, before)| now.saturating_sub(before));
         self.begin_slice(cpu);
         match self.trial {
@@ -457,6 +466,23 @@ mod tests {
             habits.own.cost()
         };
         assert_eq!(cost(UNUSUAL), cost(USUAL));
+    }
+
+    #[test]
+    fn a_habit_is_in_use_while_it_is_tried_and_while_it_is_in_force() {
+        let mut habits = Habits::new(Price::new(Nanos(1_000_000), 1));
+        let mut slices = [0; HABITS.len()];
+        while slices.iter().filter(|&&slices| slices > 0).count() < 3 {
+            serve(&mut habits, USUAL);
+            slices[habits.now()] += 1;
+            // It has not ended before the next wait.
+            let told: u64 = habits.in_use().iter().map(|time| time.0).sum();
+            let ended: u64 = slices.iter().sum::<u64>() - 1;
+            assert_eq!(told, ended * 10 * USUAL.0);
+        }
+        assert_eq!(habits.in_force, LEARNED, "nothing was dearer or cheaper than anything");
+        serve(&mut habits, USUAL);
+        assert_eq!(habits.in_use().map(|time| time.0), slices.map(|slices| slices * 10 * USUAL.0));
     }
 
     #[test]

@@ -31,7 +31,7 @@ use self::context::{Class, Context};
 use self::habits::Habits;
 use self::learner::{Decision, Learner, Say};
 use self::price::Price;
-use crate::{BlockCost, Contention, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait};
+use crate::{BlockCost, Contention, HabitTimes, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait};
 
 /// While the window is too short to see it, one wait in so many is spun for until spinning has cost a block.
 ///
@@ -108,6 +108,10 @@ impl Policy for LowRegret {
 
     fn wants_cpu_time(&self) -> bool {
         self.habits.wants_cpu_time()
+    }
+
+    fn habits(&self) -> Option<HabitTimes> {
+        Some(self.habits.in_use())
     }
 
     fn set_block_cost(&mut self, cost: BlockCost) {
