@@ -57,9 +57,14 @@ impl Rig {
 
     /// Pushes a request over `data`, which is in pieces of up to 1000 bytes.
     pub fn push(&mut self, op: Op, offset: u64, len: u64, data: Vec<u8>) -> u64 {
+        self.push_in(1000, op, offset, len, data)
+    }
+
+    /// As [`push`](Self::push), in pieces of up to `most` bytes.
+    pub fn push_in(&mut self, most: usize, op: Op, offset: u64, len: u64, data: Vec<u8>) -> u64 {
         self.next += 1;
         let data = self.memory.entry(self.next).or_insert(data);
-        let pieces = data.chunks_mut(1000).map(|piece| {
+        let pieces = data.chunks_mut(most).map(|piece| {
             // SAFETY: the vector stays in the map, and as it is, until its request is done.
             unsafe { IoVec::new(piece.as_mut_ptr(), piece.len()) }
         });
