@@ -110,8 +110,6 @@ enum Lost {
     Lie(#[from] incoming::Lie),
     #[error("the server is about to end")]
     Shutdown,
-    #[error("its guest took away memory that was being written")]
-    Fault,
 }
 
 impl NbdEngine {
@@ -201,6 +199,12 @@ impl NbdEngine {
             match outgoing.send(&mut connection.channel, &mut self.commands) {
                 Ok(sent) => budget = budget.saturating_sub(CALL_WORK + sent),
                 Err(ChannelError::System(Errno::INTR)) => {}
+                Err(ChannelError::System(Errno::FAULT)) => {
+                    budget = budget.saturating_sub(CALL_WORK);
+                    if let Some(place) = outgoing.give_up(&mut self.commands) {
+                        finish(&mut self.commands, &mut self.done, place, Err(Errno::FAULT));
+                    }
+                }
                 Err(e) => break Some(e),
             }
         };
@@ -213,13 +217,6 @@ impl NbdEngine {
         }
         match failed {
             None | Some(ChannelError::System(Errno::AGAIN)) => {}
-            Some(ChannelError::System(Errno::FAULT)) => {
-                // A message that is begun has to be ended, and cannot be.
-                if let Some(place) = outgoing.first() {
-                    finish(&mut self.commands, &mut self.done, place, Err(Errno::FAULT));
-                }
-                self.lose(&Lost::Fault, now);
-            }
             Some(e) => self.lose(&Lost::Failed(e), now),
         }
     }
