@@ -140,22 +140,24 @@ fn requests_fail_when_the_reconnect_delay_is_over_and_not_before() {
 }
 
 #[test]
-fn a_server_that_is_about_to_end_is_asked_again_when_it_is_there_again() {
-    let (mut rig, mut peer, server) = connected(Says::default());
-    let write = rig.write(512, &[9; 512]);
-    rig.submit();
-    let (request, _) = peer.request();
-    peer.fail(&request, 108);
-    let next = std::thread::spawn(move || {
-        let mut next = server.accept(Says::default());
-        let (request, data) = next.request();
-        next.done(&request);
-        (request.offset, data, next, server)
-    });
-    assert_eq!(rig.wait(write).0, Ok(()));
-    let (offset, data, ..) = next.join().unwrap();
-    assert_eq!((offset, data), (512, vec![9; 512]));
-    assert!(peer.is_left());
+fn a_server_that_is_about_to_end_is_asked_again_when_it_is_there_again_however_often_it_says_so() {
+    for times in [1, 3] {
+        let (mut rig, mut peer, server) = connected(Says::default());
+        let write = rig.write(512, &[9; 512]);
+        rig.submit();
+        let (request, _) = peer.request();
+        (0..times).for_each(|_| peer.fail(&request, 108));
+        let next = std::thread::spawn(move || {
+            let mut next = server.accept(Says::default());
+            let (request, data) = next.request();
+            next.done(&request);
+            (request.offset, data, next, server)
+        });
+        assert_eq!(rig.wait(write).0, Ok(()));
+        let (offset, data, ..) = next.join().unwrap();
+        assert_eq!((offset, data), (512, vec![9; 512]));
+        assert!(peer.is_left());
+    }
 }
 
 #[test]
