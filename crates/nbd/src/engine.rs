@@ -34,8 +34,10 @@ use crate::channel::{ChannelError, Received};
 use crate::connect::Connection;
 use crate::disk::Shared;
 
-/// Bytes that are sent in a turn, and received: more waits for the next one.
+/// What is sent in a turn, in bytes, and what is received: more waits for the next one.
 const TURN: u64 = 1 << 20;
+/// What a system call counts as: the server decides how few bytes it brings.
+const CALL_WORK: u64 = 4 << 10;
 /// How long an engine that is new waits for its connection at least.
 const FIRST_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -108,8 +110,6 @@ enum Lost {
     Lie(#[from] incoming::Lie),
     #[error("the server is about to end")]
     Shutdown,
-    #[error("its guest took away memory that was being written")]
-    Fault,
 }
 
 impl NbdEngine {
@@ -197,8 +197,14 @@ impl NbdEngine {
                 break None;
             }
             match outgoing.send(&mut connection.channel, &mut self.commands) {
-                Ok(sent) => budget = budget.saturating_sub(sent.max(1)),
+                Ok(sent) => budget = budget.saturating_sub(CALL_WORK + sent),
                 Err(ChannelError::System(Errno::INTR)) => {}
+                Err(ChannelError::System(Errno::FAULT)) => {
+                    budget = budget.saturating_sub(CALL_WORK);
+                    if let Some(place) = outgoing.give_up(&mut self.commands) {
+                        finish(&mut self.commands, &mut self.done, place, Err(Errno::FAULT));
+                    }
+                }
                 Err(e) => break Some(e),
             }
         };
@@ -211,13 +217,6 @@ impl NbdEngine {
         }
         match failed {
             None | Some(ChannelError::System(Errno::AGAIN)) => {}
-            Some(ChannelError::System(Errno::FAULT)) => {
-                // A message that is begun has to be ended, and cannot be.
-                if let Some(place) = outgoing.first() {
-                    finish(&mut self.commands, &mut self.done, place, Err(Errno::FAULT));
-                }
-                self.lose(&Lost::Fault, now);
-            }
             Some(e) => self.lose(&Lost::Failed(e), now),
         }
     }
@@ -227,7 +226,7 @@ impl NbdEngine {
         let mut budget = TURN;
         while up.is_readable && budget > 0 {
             match up.receive(&mut self.commands, &mut self.done, &self.disk) {
-                Ok(count) => budget = budget.saturating_sub(count.max(1)),
+                Ok(work) => budget = budget.saturating_sub(work),
                 Err(why) => return self.lose(&why, now),
             }
         }
@@ -325,6 +324,7 @@ impl Up {
         !self.outgoing.is_empty() || !self.connection.channel.is_flushed()
     }
 
+    /// Receives once, and says how much work that was.
     fn receive(&mut self, commands: &mut Commands, done: &mut VecDeque<Box<Job>>, disk: &Shared) -> Result<u64, Lost> {
         let Self { connection, outgoing, incoming, is_readable, .. } = self;
         let mut ends = false;
@@ -332,7 +332,7 @@ impl Up {
             true => Ok(Some(Received { bytes: 0, more: true })),
             false => incoming.receive(&mut connection.channel, commands),
         };
-        let count = match received {
+        let work = match received {
             Ok(Some(Received { bytes, more })) => {
                 incoming.digest(commands, &connection.export, |commands, place| {
                     let error = commands.get(place).and_then(|command| command.error);
@@ -356,7 +356,7 @@ impl Up {
                 *is_readable = more || incoming.is_full() || commands.awaits_replies();
                 // Records that hold nothing cost time, too.
                 let empty = if bytes == 0 && connection.channel.is_encrypted() { TURN } else { 0 };
-                bytes as u64 + empty + incoming.filled()
+                CALL_WORK + bytes as u64 + empty + incoming.work()
             }
             Ok(None) => {
                 *is_readable = false;
@@ -365,7 +365,7 @@ impl Up {
             Err(None) => return Err(Lost::Ended),
             Err(Some(e)) => return Err(Lost::Failed(e)),
         };
-        Ok(count)
+        Ok(work)
     }
 }
 

@@ -10,6 +10,7 @@ use egret_nbd::tls::{ClientCredentials, CredentialsError, ServerCredentials};
 use egret_nbd::{Channel, ChannelError, Received};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tempfile::TempDir;
 
 /// Certificates of several kinds.
@@ -66,8 +67,18 @@ impl Authorities {
 
 /// Two ends, of which the first is the client's.
 fn ends(server: &ServerCredentials, client: &ClientCredentials, name: Option<&str>) -> [Channel; 2] {
-    let (one, other) = UnixStream::pair().unwrap();
-    let [mut one, mut other] = [one, other].map(|end| Channel::new(end.into()));
+    ends_of(SocketType::STREAM, server, client, name)
+}
+
+/// Two ends of such a socket.
+fn ends_of(
+    kind: SocketType,
+    server: &ServerCredentials,
+    client: &ClientCredentials,
+    name: Option<&str>,
+) -> [Channel; 2] {
+    let (one, other) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    let [mut one, mut other] = [one, other].map(Channel::new);
     one.encrypt(client.session(name).unwrap());
     other.encrypt(server.session().unwrap());
     [one, other]
@@ -285,14 +296,40 @@ fn who_does_not_read_is_kept_no_more_than_a_little_for() {
     assert!(!ends[0].is_flushed());
     let taken = |ends: &mut [Channel; 2]| {
         let mut room = vec![0; 8 << 20];
-        let mut slices = [IoSliceMut::new(&mut room)];
-        now(ends[1].receive(&mut slices)).unwrap().unwrap().bytes
+        let mut taken = 0;
+        while let Some(got) = now(ends[1].receive(&mut [IoSliceMut::new(&mut room)])).unwrap() {
+            taken += got.bytes;
+        }
+        taken
     };
     // What the system has of it is there; the rest is what it keeps.
     let kept = sent - taken(&mut ends);
     assert!(kept <= 9 * (16 << 10), "{kept}");
     ends[0].flush().unwrap();
     assert_eq!(taken(&mut ends), kept);
+}
+
+#[test]
+fn who_sends_a_byte_at_a_time_has_the_socket_asked_a_few_times_a_call() {
+    let Some(authorities) = Authorities::new("who_sends_a_byte_at_a_time_has_the_socket_asked_a_few_times_a_call")
+    else {
+        return;
+    };
+    let dir = authorities.make("good", &[]);
+    let server = ServerCredentials::read(&dir, true).unwrap();
+    let client = ClientCredentials::read(&dir, true).unwrap();
+    // Of such a socket each system call brings one message, which is a record.
+    let mut ends = ends_of(SocketType::SEQPACKET, &server, &client, None);
+    assert_eq!(meet(&mut ends), [Ok(()), Ok(())]);
+    for _ in 0..100 {
+        assert_eq!(ends[0].send(&[IoSlice::new(&[7])]).unwrap(), 1);
+    }
+    let (mut got, mut room) = (0, [0; 1000]);
+    while got < 100 {
+        let Received { bytes, more } = ends[1].receive(&mut [IoSliceMut::new(&mut room)]).unwrap();
+        assert!((1..=4).contains(&bytes) && more, "{bytes} of {got}");
+        got += bytes;
+    }
 }
 
 /// A client that does as it likes.

@@ -220,6 +220,8 @@ impl Commands {
     pub(super) fn advance(&mut self, place: u32, export: &Export) -> Next {
         let cookie = self.cookie(place);
         let Some(command) = self.places.get_mut(place as usize).and_then(Option::as_mut) else { return Next::Over };
+        // Another reply to it is a lie, also where it stays: it may wait for another connection.
+        command.is_sent = false;
         self.awaited -= 1;
         self.large -= u32::from(command.is_large_read());
         command.advance(export, cookie)

@@ -17,8 +17,12 @@ use crate::socket::MOST_PIECES;
 const AHEAD: usize = 64 << 10;
 /// The same while large replies are to come, whose data is not to be read ahead.
 const LITTLE_AHEAD: usize = 512;
-/// Bytes of holes: a reply of a few bytes may say that megabytes are zeroes.
-const MOST_FILLED: u64 = 1 << 20;
+/// Work in bytes, beside what is received: a reply of a few bytes may say that megabytes are zeroes.
+const MOST_WORK: u64 = 1 << 20;
+/// What a header counts as: a server may send as many as it likes, about a byte each or about nothing.
+const HEADER_WORK: u64 = 512;
+/// What a piece of a request's memory counts as, each time that a place is looked for among them from the first one on.
+const PIECE_WORK: u64 = 8;
 /// Bytes of what belongs to an error besides its message.
 const LONGEST_ERROR: u64 = LONGEST_STRING as u64 + 64;
 
@@ -64,15 +68,15 @@ pub(super) struct Incoming {
     start: usize,
     end: usize,
     expect: Expect,
-    /// Bytes of holes that were filled since it was last begun to take apart.
-    filled: u64,
+    /// What was done since it was last begun to take apart, as so many bytes.
+    work: u64,
     pieces: Vec<IoVec>,
 }
 
 impl Incoming {
     pub(super) fn new() -> Self {
         let buffer = vec![0; AHEAD].into_boxed_slice();
-        Self { buffer, start: 0, end: 0, expect: Expect::Header, filled: 0, pieces: Vec::with_capacity(MOST_PIECES) }
+        Self { buffer, start: 0, end: 0, expect: Expect::Header, work: 0, pieces: Vec::with_capacity(MOST_PIECES) }
     }
 
     /// Receives once; `None` if nothing is there.
@@ -125,14 +129,14 @@ impl Incoming {
         Ok(Some(received))
     }
 
-    /// Bytes of holes that [`digest`](Self::digest) has filled, which took time.
-    pub(super) const fn filled(&self) -> u64 {
-        self.filled
+    /// What [`digest`](Self::digest) has done, as so many bytes, beside those that were received.
+    pub(super) const fn work(&self) -> u64 {
+        self.work
     }
 
-    /// Whether [`digest`](Self::digest) has filled as much as a turn has time for, and is to go on before more is received.
+    /// Whether [`digest`](Self::digest) has done as much as a turn has time for, and is to go on before more is received.
     pub(super) const fn is_full(&self) -> bool {
-        self.filled >= MOST_FILLED
+        self.work >= MOST_WORK
     }
 
     /// Takes apart what was received. `answered` is told of each command whose reply is complete.
@@ -145,7 +149,8 @@ impl Incoming {
         export: &Export,
         mut answered: impl FnMut(&mut Commands, u32),
     ) -> Result<(), Lie> {
-        self.filled = 0;
+        // What it was received into is a list that was made for it.
+        self.work = pieces_work(&self.pieces);
         while !self.is_full() {
             let (place, is_last) = match &mut self.expect {
                 Expect::Header => match self.header(commands, export)? {
@@ -158,6 +163,7 @@ impl Incoming {
                     if let Some(command) = commands.get(*place) {
                         let bytes = &self.buffer[self.start..self.start + take];
                         memory::scatter(&command.job.request.buffers, *at, bytes);
+                        self.work += pieces_work(&command.job.request.buffers);
                     }
                     (self.start, *at, *left) = (self.start + take, *at + take as u64, *left - take as u64);
                     if *left > 0 {
@@ -194,6 +200,7 @@ impl Incoming {
     fn header(&mut self, commands: &mut Commands, export: &Export) -> Result<Option<Option<u32>>, Lie> {
         let bytes = &self.buffer[self.start..self.end];
         let Some((reply, len)) = Reply::read(export.headers, bytes)? else { return Ok(None) };
+        self.work += HEADER_WORK;
         let mut rest = &bytes[len..];
         let taken = |rest: &[u8]| bytes.len() - rest.len();
         let (kind, cookie, length, is_last, offset) = match reply {
@@ -239,7 +246,7 @@ impl Incoming {
                 }
                 let at = within(command, offset, len.into())?;
                 memory::zero(&command.job.request.buffers, at, len.into());
-                self.filled += u64::from(len);
+                self.work += u64::from(len) + pieces_work(&command.job.request.buffers);
                 0
             }
             // Whatever else it says: the message, and where ("Structured reply types").
@@ -260,6 +267,10 @@ impl Incoming {
         }
         Ok(Some(is_last.then_some(place)))
     }
+}
+
+const fn pieces_work(pieces: &[IoVec]) -> u64 {
+    pieces.len() as u64 * PIECE_WORK
 }
 
 /// Where in a request's memory a part of the disk belongs, which must be of what was asked for. It counts as having come.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use egret_vring::memory::IoVec;
+use rustix::io::Errno;
 
 use super::commands::{Commands, Payload, ZEROES};
 use crate::channel::{Channel, ChannelError};
@@ -18,6 +19,8 @@ pub(super) struct Outgoing {
     queue: VecDeque<u32>,
     /// Bytes of the first that were sent.
     sent: u64,
+    /// How many are sent one by one, so that it is seen whose memory is not there any more.
+    alone: usize,
     pieces: Vec<IoVec>,
 }
 
@@ -30,19 +33,15 @@ impl Outgoing {
         self.queue.is_empty()
     }
 
-    /// The message that is sent now.
-    pub(super) fn first(&self) -> Option<u32> {
-        self.queue.front().copied()
-    }
-
     /// Sends once; returns how many bytes that was.
     ///
     /// # Errors
-    /// `EAGAIN` where the socket takes no more, or what has ended the connection.
+    /// `EAGAIN` where the socket takes no more, `EFAULT` where memory is not there any more, which is for
+    /// [`give_up`](Self::give_up), or what has ended the connection.
     pub(super) fn send(&mut self, channel: &mut Channel, commands: &mut Commands) -> Result<u64, ChannelError> {
         self.pieces.clear();
         let mut skip = self.sent;
-        for place in &self.queue {
+        for place in self.queue.iter().take(if self.alone > 0 { 1 } else { usize::MAX }) {
             if self.pieces.len() >= MOST_PIECES {
                 break;
             }
@@ -79,7 +78,26 @@ impl Outgoing {
             self.sent -= len;
             commands.sent(*place);
             self.queue.pop_front();
+            self.alone = self.alone.saturating_sub(1);
         }
         Ok(sent)
+    }
+
+    /// A guest has taken away memory that was to be sent, which is to cost its own request and nobody else's. Returns the
+    /// command that has failed and is not sent, if it is known by now which, and nothing of it was sent.
+    #[cold]
+    pub(super) fn give_up(&mut self, commands: &mut Commands) -> Option<u32> {
+        if self.alone == 0 {
+            self.alone = self.queue.len();
+            return None;
+        }
+        if self.sent == 0 {
+            self.alone -= 1;
+            return self.queue.pop_front();
+        }
+        // A message that is begun has to be ended: by what there always is.
+        let command = self.queue.front().and_then(|place| commands.get_mut(*place))?;
+        (command.payload, command.error) = (Payload::Zeroes, Some(Errno::FAULT));
+        None
     }
 }

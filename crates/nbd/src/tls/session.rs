@@ -24,8 +24,9 @@ const RECORD: usize = 16 << 10;
 const BATCH: usize = 8 * RECORD;
 /// Bytes that are received at a time.
 const INPUT: usize = 4 * RECORD;
-/// Bytes that one call takes in beyond those that were asked for: records may hold nothing.
-const MOST_WASTED: usize = 4 * INPUT;
+/// How often the socket is asked by one call: records may hold nothing, or a byte, and come in pieces as small as the other end
+/// likes.
+const MOST_READS: u32 = 4;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -119,7 +120,7 @@ impl Session {
     pub(crate) unsafe fn receive(&mut self, socket: impl AsFd, pieces: &[IoVec]) -> Result<Received, ChannelError> {
         let wanted: usize = pieces.iter().map(IoVec::len).sum();
         let mut pieces = Cursor { pieces, at: 0 };
-        let (mut bytes, mut taken_in) = (0, 0);
+        let (mut bytes, mut reads) = (0, 0);
         while bytes < wanted {
             let mut reader = self.tls.reader();
             match reader.fill_buf() {
@@ -142,11 +143,14 @@ impl Session {
                 Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => break,
                 Err(_) => {}
             }
-            if taken_in > wanted + MOST_WASTED {
-                break;
+            if self.start == self.end {
+                if reads == MOST_READS {
+                    break;
+                }
+                reads += 1;
             }
             match self.take_in(&socket) {
-                Ok(count) => taken_in += count,
+                Ok(()) => {}
                 Err(ChannelError::System(Errno::AGAIN)) if bytes > 0 => return Ok(Received { bytes, more: false }),
                 Err(e) => return Err(e),
             }
@@ -155,11 +159,11 @@ impl Session {
     }
 
     /// Gives records to TLS, and takes them from the socket if there are none.
-    fn take_in(&mut self, socket: impl AsFd) -> Result<usize, ChannelError> {
+    fn take_in(&mut self, socket: impl AsFd) -> Result<(), ChannelError> {
         if self.start == self.end {
             let count = match rights::receive(&socket, &mut [IoSliceMut::new(&mut self.input)]) {
                 Ok(count) => count,
-                Err(Errno::INTR) => return Ok(0),
+                Err(Errno::INTR) => return Ok(()),
                 Err(e) => return Err(e.into()),
             };
             (self.start, self.end) = (0, count);
@@ -172,7 +176,7 @@ impl Session {
         // Answers of TLS's own: they are sent with what follows if there is no room now.
         match (self.flush(&socket), processed) {
             (_, Err(e)) => Err(e.into()),
-            (Ok(()) | Err(ChannelError::System(Errno::AGAIN | Errno::INTR)), Ok(_)) => Ok(count.max(1)),
+            (Ok(()) | Err(ChannelError::System(Errno::AGAIN | Errno::INTR)), Ok(_)) => Ok(()),
             (Err(e), Ok(_)) => Err(e),
         }
     }

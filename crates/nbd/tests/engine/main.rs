@@ -6,3 +6,4 @@ mod requests;
 mod rig;
 mod server;
 mod several;
+mod turns;

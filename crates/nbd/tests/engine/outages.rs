@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 use egret_disk::Op;
 use egret_event_loop::Backend as _;
 use egret_nbd::protocol::{BlockSizes, command, export_flag};
-use rustix::io::Errno;
+use egret_vring::memory::IoVec;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::{Errno, pwrite};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::requests::connected;
 use crate::rig::{Rig, open};
@@ -137,22 +140,24 @@ fn requests_fail_when_the_reconnect_delay_is_over_and_not_before() {
 }
 
 #[test]
-fn a_server_that_is_about_to_end_is_asked_again_when_it_is_there_again() {
-    let (mut rig, mut peer, server) = connected(Says::default());
-    let write = rig.write(512, &[9; 512]);
-    rig.submit();
-    let (request, _) = peer.request();
-    peer.fail(&request, 108);
-    let next = std::thread::spawn(move || {
-        let mut next = server.accept(Says::default());
-        let (request, data) = next.request();
-        next.done(&request);
-        (request.offset, data, next, server)
-    });
-    assert_eq!(rig.wait(write).0, Ok(()));
-    let (offset, data, ..) = next.join().unwrap();
-    assert_eq!((offset, data), (512, vec![9; 512]));
-    assert!(peer.is_left());
+fn a_server_that_is_about_to_end_is_asked_again_when_it_is_there_again_however_often_it_says_so() {
+    for times in [1, 3] {
+        let (mut rig, mut peer, server) = connected(Says::default());
+        let write = rig.write(512, &[9; 512]);
+        rig.submit();
+        let (request, _) = peer.request();
+        (0..times).for_each(|_| peer.fail(&request, 108));
+        let next = std::thread::spawn(move || {
+            let mut next = server.accept(Says::default());
+            let (request, data) = next.request();
+            next.done(&request);
+            (request.offset, data, next, server)
+        });
+        assert_eq!(rig.wait(write).0, Ok(()));
+        let (offset, data, ..) = next.join().unwrap();
+        assert_eq!((offset, data), (512, vec![9; 512]));
+        assert!(peer.is_left());
+    }
 }
 
 #[test]
@@ -272,4 +277,51 @@ fn the_end_of_a_connection_is_seen_behind_its_last_reply() {
     assert_eq!(rig.wait(ids[0]), (Ok(()), vec![5; 512]));
     assert_eq!(rig.wait_only(ids[1]), (Ok(()), vec![6; 512]));
     next.join().unwrap();
+}
+
+#[test]
+fn memory_that_was_taken_away_fails_its_own_write_and_neither_others_nor_the_connection() {
+    const LEN: usize = 256 << 10;
+    // Where none of it is there nothing is sent. Where some is, a message is begun, and ended.
+    for (there, is_sent) in [(0, false), (LEN / 2, true)] {
+        let (mut rig, mut peer, _server) = connected_for(Says::default(), 0);
+        let file = memfd_create("torn", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, there as u64).unwrap();
+        assert_eq!(pwrite(&file, &vec![0x55; there], 0), Ok(there));
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: it is mapped where there is nothing.
+        let base = unsafe { mmap(std::ptr::null_mut(), LEN, protection, MapFlags::SHARED, &file, 0) }.unwrap();
+        let before = rig.write(0, &[1; 512]);
+        // SAFETY: it is mapped until the test is over, and no more than an address here: the kernel says that it is torn.
+        let torn = unsafe {
+            let pieces = vec![IoVec::new(base.cast(), LEN)];
+            rig.push_pieces(Op::Write { fua: false }, 4096, LEN as u64, pieces)
+        };
+        let after = rig.write(512, &[2; 512]);
+        rig.submit();
+        let serving = std::thread::spawn(move || {
+            let mut requests: Vec<Vec<u8>> = Vec::new();
+            while requests.last().is_none_or(|last| *last != [3; 512]) {
+                let (request, data) = peer.request();
+                peer.done(&request);
+                requests.push(data);
+            }
+            (requests, peer)
+        });
+        assert_eq!(rig.wait(before).0, Ok(()), "{there}");
+        assert_eq!(rig.wait(torn).0, Err(Errno::FAULT), "{there}");
+        assert_eq!(rig.wait(after).0, Ok(()), "{there}");
+        let later = rig.write(0, &[3; 512]);
+        assert_eq!(rig.wait(later).0, Ok(()), "{there}");
+        let (mut requests, _peer) = serving.join().unwrap();
+        if is_sent {
+            let data = requests.remove(1);
+            assert!(data.len() == LEN, "{}", data.len());
+            assert!(data.iter().all(|byte| [0, 0x55].contains(byte)));
+            assert!(data[0] == 0x55 && data[there..].iter().all(|byte| *byte == 0));
+        }
+        assert_eq!(requests, [vec![1; 512], vec![2; 512], vec![3; 512]]);
+        // SAFETY: nothing refers to it any more.
+        unsafe { munmap(base, LEN) }.unwrap();
+    }
 }

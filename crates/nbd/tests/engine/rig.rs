@@ -57,14 +57,31 @@ impl Rig {
 
     /// Pushes a request over `data`, which is in pieces of up to 1000 bytes.
     pub fn push(&mut self, op: Op, offset: u64, len: u64, data: Vec<u8>) -> u64 {
-        self.next += 1;
-        let data = self.memory.entry(self.next).or_insert(data);
-        let pieces = data.chunks_mut(1000).map(|piece| {
+        self.push_in(1000, op, offset, len, data)
+    }
+
+    /// As [`push`](Self::push), in pieces of up to `most` bytes.
+    pub fn push_in(&mut self, most: usize, op: Op, offset: u64, len: u64, data: Vec<u8>) -> u64 {
+        let data = self.memory.entry(self.next + 1).or_insert(data);
+        let pieces = data.chunks_mut(most).map(|piece| {
             // SAFETY: the vector stays in the map, and as it is, until its request is done.
             unsafe { IoVec::new(piece.as_mut_ptr(), piece.len()) }
         });
+        let pieces = pieces.collect();
         // SAFETY: as above.
-        let buffers = unsafe { Lent::assume(pieces.collect()) };
+        unsafe { self.push_pieces(op, offset, len, pieces) }
+    }
+
+    /// Pushes a request over memory that is not the rig's own.
+    ///
+    /// # Safety
+    ///
+    /// It must stay mapped, and nobody may refer to it, until the request is done.
+    pub unsafe fn push_pieces(&mut self, op: Op, offset: u64, len: u64, pieces: Vec<IoVec>) -> u64 {
+        self.next += 1;
+        self.memory.entry(self.next).or_default();
+        // SAFETY: as the caller promises.
+        let buffers = unsafe { Lent::assume(pieces) };
         self.engines.push(self.slot, Request { op, offset, len, buffers, token: RequestToken(self.next) });
         self.next
     }

@@ -1,0 +1,187 @@
+//! How much a server can have an I/O thread do in one turn: counted in what it took, never in time.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use egret_disk::{
+    BlockLimits, Blocks, Discard, Disk, Driver, Engine, EngineError, Op, OpenCause, Options, Remote, RemoteDisk,
+    RemoteKind, Shape,
+};
+use egret_nbd::handshake::Export;
+use egret_nbd::protocol::{BlockSizes, Headers, Reply, Request, chunk, export_flag};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
+
+use crate::rig::Rig;
+use crate::server::HANGS;
+
+const SIZE: u64 = 1 << 20;
+
+/// A disk over one connection, which is there.
+#[derive(Debug)]
+struct Connected {
+    export: Export,
+    socket: Mutex<Option<OwnedFd>>,
+}
+
+impl Remote for Connected {
+    fn kind(&self) -> RemoteKind {
+        RemoteKind::Nbd
+    }
+
+    fn name(&self) -> &str {
+        "d0"
+    }
+
+    fn open(&self) -> Result<Shape, OpenCause> {
+        let blocks = Blocks { logical: 512, physical: 4096 };
+        Ok(Shape { size: SIZE, blocks, limits: BlockLimits::unlimited(512) })
+    }
+
+    fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
+        egret_nbd::engine_over(self.socket.lock().unwrap().take().expect("there is one engine"), self.export)
+    }
+
+    fn ask_size(&self) -> io::Result<u64> {
+        Ok(SIZE)
+    }
+
+    fn can_resize(&self) -> bool {
+        false
+    }
+
+    fn resize(&self, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+/// A disk, and the server's end of its connection, which takes much that nobody reads.
+fn connected(kind: SocketType, headers: Headers) -> (Rig, UnixStream) {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    sockopt::set_socket_send_buffer_size(&theirs, 1 << 20).unwrap();
+    let flags = export_flag::HAS_FLAGS | export_flag::SEND_WRITE_ZEROES;
+    let export = Export { size: SIZE, flags, blocks: BlockSizes::default(), headers };
+    let remote = RemoteDisk::new(Connected { export, socket: Mutex::new(Some(ours)) });
+    let options = Options { discard: Discard::Unmap, ..Options::new("d0", Driver::Remote(remote)) };
+    let rig = Rig::new(&Arc::new(Disk::open(&options).unwrap())).unwrap();
+    let theirs = UnixStream::from(theirs);
+    theirs.set_read_timeout(Some(HANGS)).unwrap();
+    (rig, theirs)
+}
+
+/// So many requests, which came in one system call.
+fn requests(server: &mut UnixStream, headers: Headers, count: usize) -> Vec<Request> {
+    let mut bytes = vec![0; count * headers.request_len()];
+    server.read_exact(&mut bytes).unwrap();
+    bytes.chunks(headers.request_len()).map(|bytes| Request::read(headers, bytes).unwrap().unwrap()).collect()
+}
+
+/// Sends `messages` one by one until the socket takes no more; returns how many it took, and of the next how many bytes.
+fn fill(server: &mut UnixStream, messages: &[Vec<u8>]) -> (usize, usize) {
+    server.set_nonblocking(true).unwrap();
+    let mut taken = 0;
+    let mut part = 0;
+    while taken < messages.len() {
+        match server.write(&messages[taken][part..]) {
+            Ok(count) if part + count < messages[taken].len() => part += count,
+            Ok(_) => (taken, part) = (taken + 1, 0),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(e) => panic!("{e}"),
+        }
+    }
+    server.set_nonblocking(false).unwrap();
+    (taken, part)
+}
+
+/// Has `messages` be there when the thread of the loop looks: how many it takes in one turn, and how many there were. Those
+/// that had no room come later, and `ids` have all ended when this returns.
+fn taken_in_a_turn(rig: &mut Rig, mut server: UnixStream, messages: Vec<Vec<u8>>, ids: &[u64]) -> (usize, usize) {
+    let (there, part) = fill(&mut server, &messages);
+    rig.turn(Duration::ZERO);
+    let taken = ids.iter().filter(|id| rig.is_done(**id)).count();
+    let rest = std::thread::spawn(move || {
+        let rest = messages.iter().skip(there).enumerate();
+        rest.for_each(|(at, message)| server.write_all(&message[if at == 0 { part } else { 0 }..]).unwrap());
+        server
+    });
+    let begun = Instant::now();
+    while !ids.iter().all(|id| rig.is_done(*id)) {
+        assert!(begun.elapsed() < HANGS);
+        rig.turn(HANGS);
+    }
+    rest.join().unwrap();
+    (taken, there)
+}
+
+fn chunk_of(request: &Request, flags: u16, kind: u16, data: &[u8]) -> Vec<u8> {
+    let mut header = [0; 32];
+    let reply = Reply::Chunk { flags, kind, cookie: request.cookie, offset: None, length: data.len() as u64 };
+    let len = reply.write(&mut header);
+    [&header[..len], data].concat()
+}
+
+#[test]
+fn a_server_that_answers_by_bytes_has_its_chunks_taken_a_few_thousand_a_turn_and_all_in_the_end() {
+    const READS: usize = 40;
+    const LEN: usize = 512;
+    type Chunk = fn(u64) -> (u16, Vec<u8>);
+    let byte: Chunk = |at| (chunk::OFFSET_DATA, [&at.to_be_bytes()[..], &[0x66]].concat());
+    let hole: Chunk = |at| (chunk::OFFSET_HOLE, [&at.to_be_bytes()[..], &1_u32.to_be_bytes()].concat());
+    let error: Chunk = |_| (chunk::ERROR, vec![0, 0, 0, 5, 0, 0]);
+    // Where a place is looked for among many pieces each time, fewer are taken.
+    let cases = [
+        ("bytes", byte, LEN, 8, Ok(0x66)),
+        ("bytes, into pieces", byte, 1, 1, Ok(0x66)),
+        ("holes", hole, LEN, 8, Ok(0)),
+        ("holes, into pieces", hole, 1, 1, Ok(0)),
+        ("errors, of which none is the last", error, LEN, 8, Err(Errno::IO)),
+    ];
+    for (what, make, piece, most, expected) in cases {
+        let (mut rig, mut server) = connected(SocketType::STREAM, Headers::Structured);
+        let ids: Vec<u64> = (0..READS as u64)
+            .map(|at| rig.push_in(piece, Op::Read, at * LEN as u64, LEN as u64, vec![0xee; LEN]))
+            .collect();
+        rig.submit();
+        let replies = requests(&mut server, Headers::Structured, READS).into_iter().map(|request| {
+            let chunks = (0..LEN as u64).map(|at| {
+                let (kind, data) = make(request.offset + at);
+                chunk_of(&request, 0, kind, &data)
+            });
+            chunks.chain([chunk_of(&request, chunk::FLAG_DONE, chunk::NONE, &[])]).flatten().collect()
+        });
+        let replies = replies.collect();
+        let (taken, there) = taken_in_a_turn(&mut rig, server, replies, &ids);
+        assert!(taken <= most && there >= 20, "{what}: {taken} replies of {LEN} chunks in a turn, of {there}");
+        for id in ids {
+            let (ended, data) = rig.wait_only(id);
+            assert_eq!(ended, expected.map(drop), "{what}");
+            assert!(expected.is_err() || data.iter().all(|byte| Ok(*byte) == expected), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_sends_a_few_bytes_at_a_time_is_asked_a_few_hundred_times_a_turn() {
+    const COUNT: usize = 400;
+    // Of such a socket each system call brings one message, however little is in it.
+    let (mut rig, mut server) = connected(SocketType::SEQPACKET, Headers::Simple);
+    let zeroes = Op::WriteZeroes { unmap: true, fua: false };
+    let ids: Vec<u64> = (0..COUNT as u64).map(|at| rig.push(zeroes, at * 512, 512, Vec::new())).collect();
+    rig.submit();
+    let replies = requests(&mut server, Headers::Simple, COUNT).into_iter().map(|request| {
+        let mut header = [0; 32];
+        let len = Reply::Simple { error: 0, cookie: request.cookie }.write(&mut header);
+        header[..len].to_vec()
+    });
+    let replies = replies.collect();
+    let (taken, there) = taken_in_a_turn(&mut rig, server, replies, &ids);
+    assert!(taken <= 260 && there >= 300, "{taken} calls in a turn, of {there}");
+    ids.into_iter().for_each(|id| assert_eq!(rig.wait_only(id).0, Ok(())));
+}
