@@ -102,7 +102,7 @@ impl Disk {
     ///
     /// As [`flush`](Self::flush).
     pub fn write_out(&self) -> std::io::Result<()> {
-        let synced = if self.options.read_only { self.sync_predecessor() } else { self.sync() };
+        let synced = if self.options.read_only { self.settle() } else { self.sync_unasked() };
         synced.map_err(Into::into)
     }
 
