@@ -141,6 +141,13 @@ impl Disk {
     }
 }
 
+impl Active {
+    /// The disk.
+    pub const fn disk(&self) -> &Arc<Disk> {
+        &self.0
+    }
+}
+
 impl Drop for Active {
     fn drop(&mut self) {
         let Self(disk) = self;
