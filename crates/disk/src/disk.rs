@@ -160,13 +160,14 @@ impl Disk {
         geometry::size(file, true).map_or(true, |size| size < bytes)
     }
 
-    /// Makes everything written so far stable; blocks until it is.
+    /// Makes everything written so far stable; blocks until it is. For others than guests: what is found lost is told to the
+    /// next of them that flushes.
     ///
     /// # Errors
     ///
     /// What `fdatasync` says, or said before where that [lost writes](Self::has_lost_writes).
     pub fn flush(&self) -> io::Result<()> {
-        let synced = if self.ignores_flushes() { self.sync_predecessor() } else { self.sync() };
+        let synced = if self.ignores_flushes() { self.settle() } else { self.sync_unasked() };
         synced.map_err(io::Error::from)
     }
 
@@ -174,12 +175,19 @@ impl Disk {
         self.options.read_only || self.options.no_flush
     }
 
-    /// Has the kernel make stable what was written, through the disk before as well.
+    /// Has the kernel make stable what was written, through the disk before as well, for a guest, which is told how that went.
     pub(crate) fn sync(&self) -> Result<(), Errno> {
-        self.sync_predecessor()?;
+        self.told(self.sync_unasked())
+    }
+
+    /// The same where no guest has asked, and none is told.
+    fn sync_unasked(&self) -> Result<(), Errno> {
+        self.settle()?;
         // Nothing else leaves what could be lost in the page cache.
         let is_cached = self.file().is_some() && !self.options.direct;
-        if is_cached { self.syncs.run(|| self.sync_once()) } else { self.sync_once() }
+        // Before anybody can see that there is a loss.
+        let once = || self.sync_once().inspect_err(|_| self.keep_untold());
+        if is_cached { self.syncs.run(once) } else { self.sync_once() }
     }
 
     /// The same, whatever was lost before.

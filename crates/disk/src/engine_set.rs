@@ -468,9 +468,10 @@ fn failure(slots: &[Option<Attached>], job: &mut Job, mut errno: Errno) -> Optio
         job.result = Err(errno);
     }
     let Request { mut op, offset, len, .. } = job.request;
-    // As it was asked for: triage leaves to a sync what nothing else makes stable.
+    // As it was asked for: triage leaves to a sync what nothing else makes stable, and who tries it again may not ignore
+    // flushes any more.
     if let Op::Write { fua } | Op::WriteZeroes { fua, .. } = &mut op {
-        *fua |= job.sync_after;
+        *fua |= job.is_to_be_stable;
     }
     Some(Box::new(FailedRequest { slot: DiskSlot(job.slot), op, offset, len, errno }))
 }

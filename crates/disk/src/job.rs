@@ -14,6 +14,8 @@ use crate::request::Request;
 pub struct Job {
     /// Which of the attached disks it is for.
     pub(crate) slot: u32,
+    /// Whether it was asked to be stable when it completes, whatever is made of that.
+    pub(crate) is_to_be_stable: bool,
     /// Whether the disk is synced before it completes, because nothing that is done for it does so.
     pub(crate) sync_after: bool,
     /// A flush of which a worker does what is owed for the disk before; the rest is its disk's own engine's to do.
@@ -33,7 +35,8 @@ impl Job {
 
     #[inline]
     const fn of(slot: u32, request: Request) -> Self {
-        Self { slot, sync_after: false, settles: false, maybe_zero: false, request, result: Err(Errno::IO) }
+        let [is_to_be_stable, sync_after, settles, maybe_zero] = [false; 4];
+        Self { slot, is_to_be_stable, sync_after, settles, maybe_zero, request, result: Err(Errno::IO) }
     }
 
     /// Another request, in the box of one that has ended.

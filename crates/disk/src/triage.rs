@@ -54,6 +54,7 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
         _ if request.len == 0 => Verdict::Answered(Ok(())),
         Op::Read => moved(disk, job),
         Op::Write { fua } => {
+            job.is_to_be_stable = *fua;
             *fua &= !options.no_flush;
             // See `Syncs`: of what the page cache has lost nobody but a sync may be told.
             job.sync_after = !options.direct && std::mem::take(fua);
@@ -76,6 +77,7 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
         }
         Op::WriteZeroes { unmap, fua } => {
             *unmap &= options.discard == Discard::Unmap;
+            job.is_to_be_stable = *fua;
             // No system call makes zeroes and waits until they are stable.
             job.sync_after = std::mem::take(fua) && !options.no_flush;
             Verdict::Worker
@@ -84,7 +86,7 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
 }
 
 /// The same for a remote disk, whose engine runs whatever there is to run.
-fn remote(disk: &Disk, Job { request, settles, .. }: &mut Job) -> Verdict {
+fn remote(disk: &Disk, Job { request, settles, is_to_be_stable, .. }: &mut Job) -> Verdict {
     let options = &disk.options;
     let runs = match &mut request.op {
         Op::Flush if options.no_flush || options.read_only => false,
@@ -96,6 +98,7 @@ fn remote(disk: &Disk, Job { request, settles, .. }: &mut Job) -> Verdict {
         _ if request.len == 0 => false,
         Op::Read => true,
         Op::Write { fua } => {
+            *is_to_be_stable = *fua;
             let fua = *fua && !options.no_flush;
             // There is no worker to look at more than the loop has time for.
             let looks = options.detect_zeroes != DetectZeroes::Off && !is_large(request);
@@ -109,6 +112,7 @@ fn remote(disk: &Disk, Job { request, settles, .. }: &mut Job) -> Verdict {
         Op::Discard => disk.discards(),
         Op::WriteZeroes { unmap, fua } => {
             *unmap &= options.discard == Discard::Unmap;
+            *is_to_be_stable = *fua;
             *fua &= !options.no_flush;
             true
         }

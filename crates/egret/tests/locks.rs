@@ -8,7 +8,8 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use egret_faultdisk::{Effect, Fault, FaultDisk, IoType, Order};
+use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order};
+use egret_lab::disks::LoopDevice;
 use egret_vring::vhost_user::BACKEND_CONFIG_CHANGE;
 use serde_json::{Value, json};
 
@@ -20,7 +21,10 @@ use support::guest::{Guest, REGION, Region};
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
-use support::wire::{ADD_MEM_REG, REM_MEM_REG, SET_BACKEND_REQ_FD, SET_VRING_ENABLE, u32s};
+use support::wire::{
+    ADD_MEM_REG, GET_VRING_BASE, REM_MEM_REG, SET_BACKEND_REQ_FD, SET_VRING_BASE, SET_VRING_ENABLE, SET_VRING_KICK,
+    u32s,
+};
 use support::{await_some, await_that};
 
 const MIB: u64 = 1 << 20;
@@ -47,8 +51,20 @@ impl Host {
         program: &Program,
         export: impl FnOnce(Options) -> Options,
     ) -> Self {
+        Self::start_cached(scratch, name, image, "cache.direct=on", program, export)
+    }
+
+    /// With more for the blockdev `d0`.
+    fn start_cached(
+        scratch: &Scratch,
+        name: &str,
+        image: &Path,
+        cache: &str,
+        program: &Program,
+        export: impl FnOnce(Options) -> Options,
+    ) -> Self {
         let (socket, monitor) = (scratch.path(&format!("{name}-e0")), scratch.path(&format!("{name}-qmp")));
-        let options = export(Options::new().disk("d0", image, "cache.direct=on")).monitor("m", &monitor);
+        let options = export(Options::new().disk("d0", image, cache)).monitor("m", &monitor);
         let server = Server::start(program, &options);
         Self { server, qmp: Qmp::connect(&monitor), socket }
     }
@@ -183,6 +199,75 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody() {
     there.refuses_a_guest();
     assert!(guest.try_start(), "who has it goes on");
     guest.read_honestly();
+}
+
+/// A device through whose page cache guests write, and whose disk fails as it is told to.
+struct Cached {
+    device: LoopDevice,
+    faulty: FaultDisk,
+}
+
+impl Cached {
+    fn new(scratch: &Scratch) -> Self {
+        let faulty = scratch.fault_disk(MIB);
+        Self { device: LoopDevice::over(&faulty.path()).expect("a loop device"), faulty }
+    }
+
+    /// Has a guest write what the page cache then loses.
+    fn lose_what_is_written_by(&self, guest: &mut Attacker) {
+        let effect = Effect::Errno(ErrnoName::Eio);
+        let fault = Fault { iotype: Some(IoType::Write), sectors: None, after: 0, times: Some(1), effect };
+        self.faulty.tell(Order::Inject(fault)).expect("it listens");
+        assert_eq!(ended(guest, Ask::Write { at: 4096 }, &[(DATA, 4096)]), 0, "it is in the page cache");
+    }
+
+    /// Has it opened once more, as one whose flushes count.
+    fn reopen(&self, host: &mut Host) {
+        let node = json!({"driver": "host_device", "node-name": "d0", "filename": self.device.path(),
+                          "cache": {"direct": false}});
+        host.qmp.run("blockdev-reopen", json!({"options": [node]}));
+    }
+}
+
+/// The status that something ends with.
+fn ended(guest: &mut Attacker, ask: Ask, buffers: &[(u64, u32)]) -> u8 {
+    guest.ask(ask, buffers);
+    guest.publish();
+    guest.await_all();
+    guest.status()
+}
+
+#[test]
+fn a_loss_that_is_found_when_rings_stop_is_told_to_the_guest_before_a_reopening_lifts_it() {
+    let test = "a_loss_that_is_found_when_rings_stop_is_told_to_the_guest_before_a_reopening_lifts_it";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    for no_flush in ["off", "on"] {
+        let scratch = Scratch::new();
+        let disk = Cached::new(&scratch);
+        let cache = format!("cache.direct=off,cache.no-flush={no_flush}");
+        let socket = scratch.path("here-e0");
+        let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
+        let egret = Program::egret();
+        let mut here = Host::start_cached(&scratch, "here", disk.device.path(), &cache, &egret, export);
+        let mut guest = Attacker::boot_flushing(&here.socket, Variant::PLAIN, REGION);
+        disk.lose_what_is_written_by(&mut guest);
+        guest.wire.ask(GET_VRING_BASE, &guest.which()).expect("its base");
+        await_that("a line in the log", || !here.server.complaints().is_empty());
+        let said = here.server.complaints();
+        assert!(said[0].contains("blockdev 'd0' stays locked: the last flush failed"), "{said:?}");
+
+        disk.reopen(&mut here);
+        let base = u32s(&[0, guest.made() as u32]);
+        assert_eq!(guest.wire.order(SET_VRING_BASE, &base, &[]).expect("an answer"), 0);
+        let kick = guest.signals.kick.as_ref().expect("it kicks").as_fd();
+        assert_eq!(guest.wire.order(SET_VRING_KICK, &guest.which(), &[kick]).expect("an answer"), 0);
+        assert_ne!(ended(&mut guest, Ask::Flush, &[]), 0, "no flush has failed yet");
+        assert_ne!(ended(&mut guest, Ask::Flush, &[]), 0, "nor has it been lifted");
+        disk.reopen(&mut here);
+        assert_eq!(ended(&mut guest, Ask::Flush, &[]), 0);
+    }
 }
 
 #[test]
@@ -374,6 +459,85 @@ fn a_unit_that_is_taken_away_while_its_queues_stop_is_locked_until_the_last_of_i
     be_well(&faulty);
     here.qmp.event("EGRET_LUN_DELETED");
     Guest::boot(&there.socket).read_honestly();
+}
+
+#[test]
+fn a_unit_that_is_taken_away_and_whose_last_writes_could_not_be_written_out_is_left_to_nobody() {
+    let test = "a_unit_that_is_taken_away_and_whose_last_writes_could_not_be_written_out_is_left_to_nobody";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    for no_flush in ["off", "on"] {
+        let scratch = Scratch::new();
+        let disk = Cached::new(&scratch);
+        let cache = format!("cache.direct=off,cache.no-flush={no_flush}");
+        let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
+        let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
+        let egret = Program::egret();
+        let mut here = Host::start_cached(&scratch, "here", disk.device.path(), &cache, &egret, export);
+        let mut there = Host::start(&scratch, "there", disk.device.path());
+        let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+        guest.read_honestly();
+        disk.lose_what_is_written_by(&mut guest);
+        let take_away = |here: &mut Host| {
+            here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
+            here.qmp.event("EGRET_LUN_DELETED");
+        };
+        take_away(&mut here);
+        await_that("a line in the log", || !here.server.complaints().is_empty());
+        let said = here.server.complaints();
+        assert!(said[0].contains("export 'e0': blockdev 'd0' stays locked: the last flush failed"), "{said:?}");
+        there.refuses_a_guest();
+
+        // Whatever becomes of other images.
+        let other = scratch.image("other", MIB);
+        here.qmp.run("blockdev-add", json!({"driver": "file", "node-name": "d1", "filename": other}));
+        let give_back = json!({"node-name": "d0", "active": false});
+        let refused = here.qmp.fail("blockdev-set-active", give_back);
+        assert!(refused.starts_with("blockdev 'd0': it stays locked: the last flush failed"), "{refused}");
+        disk.reopen(&mut here);
+        there.refuses_a_guest();
+
+        // Who has it again is told.
+        here.qmp.run("egret-lun-add", json!({"id": "e0", "lun": 0, "node-name": "d0"}));
+        await_that("the unit to be ready", || ended(&mut guest, Ask::Read { at: 0 }, &[(DATA, 512)]) == 0);
+        assert_ne!(ended(&mut guest, Ask::Flush, &[]), 0, "its writes are lost");
+        disk.reopen(&mut here);
+        assert_eq!(ended(&mut guest, Ask::Flush, &[]), 0);
+        there.refuses_a_guest();
+        take_away(&mut here);
+        Guest::boot(&there.socket).read_honestly();
+    }
+}
+
+#[test]
+fn a_unit_that_could_not_be_written_out_is_given_back_by_hand_when_it_can_be_or_closed() {
+    let test = "a_unit_that_could_not_be_written_out_is_given_back_by_hand_when_it_can_be_or_closed";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    for (command, arguments) in [
+        ("blockdev-set-active", json!({"node-name": "d0", "active": false})),
+        ("blockdev-del", json!({"node-name": "d0"})),
+    ] {
+        let scratch = Scratch::new();
+        let faulty = scratch.fault_disk(MIB);
+        let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
+        let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
+        let mut here = Host::start_as(&scratch, "here", &faulty.path(), &Program::egret(), export);
+        let mut there = Host::start(&scratch, "there", &faulty.path());
+        let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+        guest.read_honestly();
+        let effect = Effect::Errno(ErrnoName::Eio);
+        let fault = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: Some(1), effect };
+        faulty.tell(Order::Inject(fault)).expect("it listens");
+        here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
+        here.qmp.event("EGRET_LUN_DELETED");
+        assert!(here.is_active());
+        there.refuses_a_guest();
+        here.qmp.run(command, arguments);
+        Guest::boot(&there.socket).read_honestly();
+    }
 }
 
 #[test]

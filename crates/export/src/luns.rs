@@ -12,7 +12,8 @@ use egret_virtio::DiskKey;
 use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
 
 use crate::export::{DeviceType, Export, ExportConfig, ExportError};
-use crate::queues::{RunningQueue, lock};
+use crate::peer_log::PeerLog;
+use crate::queues::{RunningQueue, lock, write_out};
 use crate::source::Worker;
 
 pub use egret_scsi::{Change, ConfigError, DiscardConfig, Keeper, LogicalUnit, LunConfig, Naa, NexusId, Registered};
@@ -117,7 +118,7 @@ impl Export {
         }
         drop(queues);
         self.notify_event_queue();
-        Ok(LeavingDisk { left, _active: active })
+        Ok(LeavingDisk { left, active, log: self.shared.shared_log() })
     }
 
     /// The disk of a logical unit has `bytes` now: tells the client. Returns whether that makes a difference.
@@ -165,14 +166,18 @@ impl Export {
 pub struct LeavingDisk {
     left: Receiver<()>,
     /// It stays locked until then.
-    _active: Option<Active>,
+    active: Option<Active>,
+    log: Arc<PeerLog>,
 }
 
 impl LeavingDisk {
-    /// Waits until the last of its requests has ended, and no queue has the disk any more.
-    pub fn wait(self) {
+    /// Waits until the last of its requests has ended, and no queue has the disk any more. Then it is written out, for whoever
+    /// has it next; if that fails it is returned as it is, active, because that one would not find what was written.
+    #[must_use]
+    pub fn wait(self) -> Option<Active> {
         // Nobody sends: it is over when every sender has been dropped.
         let _ = self.left.recv();
+        self.active.filter(|active| !write_out(active.disk(), &self.log))
     }
 }
 

@@ -95,6 +95,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Has what was written to a disk written out, if it is left to others then. Returns whether it may be; the log says why not.
+pub(crate) fn write_out(disk: &Disk, log: &PeerLog) -> bool {
+    let written = if disk.options().allow_inactive { disk.write_out() } else { Ok(()) };
+    if let Err(e) = &written {
+        log.warn(format_args!("blockdev '{}' stays locked: the last flush failed: {e}", disk.node_name()));
+    }
+    written.is_ok()
+}
+
 /// How many queues an export has.
 #[derive(Clone, Copy)]
 pub(crate) struct QueueCounts {
@@ -292,13 +301,9 @@ impl Shared {
             let queues = lock(&self.queues);
             queues.active.iter().flat_map(|_| queues.disks.iter().flatten().cloned()).collect()
         };
-        for disk in disks.iter().filter(|disk| disk.options().allow_inactive) {
-            if let Err(e) = disk.write_out() {
-                let name = disk.node_name();
-                return self.log.warn(format_args!("blockdev '{name}' stays locked: the last flush failed: {e}"));
-            }
+        if disks.iter().all(|disk| write_out(disk, &self.log)) {
+            lock(&self.queues).active = None;
         }
-        lock(&self.queues).active = None;
     }
 
     pub(crate) fn set_draining(&self, draining: bool) {

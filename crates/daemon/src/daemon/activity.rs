@@ -1,5 +1,8 @@
 //! Images that a command has active, whether or not rings of their exports run.
 
+use egret_vocabulary::Config;
+use egret_vocabulary::schema::Export;
+
 use super::{ChangeError, Daemon};
 
 impl Daemon {
@@ -33,18 +36,38 @@ impl Daemon {
             }
             return Ok(());
         }
-        let runs = |export: &&egret_vocabulary::schema::Export| {
-            export.has_node(name) && self.exports.get(&export.id).is_some_and(egret_export::Export::has_active_disks)
-        };
-        if let Some(user) = self.config.exports.iter().find(runs) {
+        if let Some(user) = self.active_export_of(name) {
             return failed(format!("rings of export '{}' run; it is inactive when its guest has stopped", user.id));
         }
-        if self.held.contains_key(name)
+        if (self.held.contains_key(name) || self.unwritten.contains_key(name))
             && let Err(e) = disk.write_out()
         {
             return failed(format!("it stays locked: the last flush failed: {e}"));
         }
         self.held.remove(name);
+        if self.unwritten.remove(name).is_some() {
+            // It was open as its unit had it.
+            self.reconcile_disks_or_log();
+        }
         Ok(())
+    }
+
+    /// An export that has a blockdev active, if one does.
+    fn active_export_of(&self, name: &str) -> Option<&Export> {
+        let has_active_disks =
+            |export: &Export| self.exports.get(&export.id).is_some_and(egret_export::Export::has_active_disks);
+        self.config.exports.iter().find(|export| export.has_node(name) && has_active_disks(export))
+    }
+
+    /// Leaves images that could not be written out to the exports that have them active: those see to it.
+    pub(super) fn leave_to_exports(&mut self) {
+        let mut unwritten = std::mem::take(&mut self.unwritten);
+        unwritten.retain(|name, _| self.active_export_of(name).is_none());
+        self.unwritten = unwritten;
+    }
+
+    /// Whether an image is kept as the last of its exports had it, because it could not be written out.
+    pub(super) fn is_kept(&self, config: &Config, name: &str) -> bool {
+        self.unwritten.contains_key(name) && !config.exports.iter().any(|export| export.has_node(name))
     }
 }

@@ -105,9 +105,10 @@ impl Daemon {
         let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
         let exported = config.exports.iter().flat_map(schema::Export::node_names).map(|(_, node)| node);
         let wanted: Vec<&str> = exported.chain(tops.filter(|name| !below.contains(name))).collect();
-        let calls = &self.calls;
+        let (calls, known) = (&self.calls, config.node_names());
         self.disks.retain(|name, disk| {
-            let stays = wanted.contains(&name.as_str()) || self.teardowns.export_of(name).is_some();
+            let is_unwritten = self.unwritten.contains_key(name) && known.contains(&name.as_str());
+            let stays = wanted.contains(&name.as_str()) || self.teardowns.export_of(name).is_some() || is_unwritten;
             // One that does not answer is closed by who waits for it.
             if !stays && let Err(e) = calls.make_stable(name, disk) {
                 tracing::error!("{e}");
@@ -116,11 +117,11 @@ impl Daemon {
         });
         let disks = &self.disks;
         self.held.retain(|name, _| disks.contains_key(name));
+        self.unwritten.retain(|name, _| disks.contains_key(name));
         for name in wanted {
             let Some(disk) = config.disk(name) else { continue };
             let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
-            let wanted =
-                options(name, &disk, written.is_some(), locks(config, name), &config.secrets, &self.credentials);
+            let wanted = self.wanted_options(config, name, &disk);
             let of = |options: &Options| (options.read_only, options.locking, options.allow_inactive);
             if let Some(disk) = self.disks.get(name) {
                 if of(disk.options()) == of(&wanted) {
@@ -141,11 +142,22 @@ impl Daemon {
                 // The locks of one that is open would be in the way of the other.
                 self.disks.remove(name);
                 self.held.remove(name);
+                self.unwritten.remove(name);
             }
             let disk = self.open_image(&wanted, None)?;
             self.disks.insert(name.to_owned(), disk);
         }
         Ok(())
+    }
+
+    /// How an image is to be open: as its exports in `config` want it.
+    pub(super) fn wanted_options(&self, config: &Config, name: &str, disk: &disk::Disk<'_>) -> Options {
+        let is_written = || config.exports.iter().any(|export| export.writable && export.has_node(name));
+        let (written, locks) = match self.disks.get(name).filter(|_| self.is_kept(config, name)) {
+            Some(kept) => (!kept.read_only(), Locks::Active),
+            None => (is_written(), locks(config, name)),
+        };
+        options(name, disk, written, locks, &config.secrets, &self.credentials)
     }
 
     /// A disk that was just opened, with its node's limits, and with the log that its failures are noted in.
@@ -263,7 +275,7 @@ pub(super) enum Locks {
 }
 
 /// When the image of a blockdev is locked, as its exports say, which all say the same.
-pub(super) fn locks(config: &Config, name: &str) -> Locks {
+fn locks(config: &Config, name: &str) -> Locks {
     match config.exports.iter().find(|export| export.has_node(name)) {
         None => Locks::Never,
         Some(export) if export.allow_inactive() => Locks::Active,
@@ -274,7 +286,7 @@ pub(super) fn locks(config: &Config, name: &str) -> Locks {
 /// How the image at the bottom of `disk` is opened: with `auto-read-only` for writing only if an export writes.
 ///
 /// It takes everything apart, so that an option that nobody reads does not compile.
-pub(super) fn options(
+fn options(
     name: &str,
     disk: &disk::Disk<'_>,
     written: bool,

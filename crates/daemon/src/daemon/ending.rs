@@ -130,9 +130,14 @@ impl Daemon {
                 if !ending.going.iter().any(|part| self.uses(part, &name))
                     && let Some(disk) = self.disks.remove(&name)
                 {
-                    self.held.remove(&name);
-                    // It is closed there, too, which may take as long.
-                    ending.begin(Part::Disk(name), move || disk.flush());
+                    let held = (self.held.remove(&name), self.unwritten.remove(&name));
+                    // It is left to others and closed there, too, which may take as long.
+                    let end = move || {
+                        let flushed = disk.flush();
+                        drop(held);
+                        flushed
+                    };
+                    ending.begin(Part::Disk(name), end);
                 }
             }
             if !ending.has_clients() {

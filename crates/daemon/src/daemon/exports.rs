@@ -95,7 +95,11 @@ impl Daemon {
             self.registry.unregister_export(id);
             let what = TornDown::Export { id: id.to_owned() };
             if export.is_in_use() {
-                self.teardowns.add(what, move || drop(export));
+                let leave = move || {
+                    drop(export);
+                    None
+                };
+                self.teardowns.add(what, leave);
             } else {
                 drop(export);
                 self.teardowns.add_gone(what);

@@ -11,7 +11,6 @@ use egret_export::{DiskSwap, Export, IoStatus, Pause, reopen};
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _};
 
-use super::disks::{locks, options};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
 
 /// How long a disk that was reopened is waited for to be closed.
@@ -77,11 +76,11 @@ impl Daemon {
             old.leave_locks();
             drop(old);
             let_go_of_predecessor(Arc::clone(&new), gone.clone());
-            if let Some(held) = self.held.get_mut(&name)
-                && let Ok(active) = new.activate()
-            {
+            for held in [self.held.get_mut(&name), self.unwritten.get_mut(&name)].into_iter().flatten() {
                 // It has the old one's locks already.
-                *held = active;
+                if let Ok(active) = new.activate() {
+                    *held = active;
+                }
             }
             self.disks.insert(name, new);
         }
@@ -103,8 +102,7 @@ impl Daemon {
         let mut swaps = Vec::new();
         for (name, old) in &self.disks {
             let Some(disk) = changed.disk(name) else { continue };
-            let written = changed.exports.iter().any(|export| export.writable && export.has_node(name));
-            let options = options(name, &disk, written, locks(changed, name), &changed.secrets, &self.credentials);
+            let options = self.wanted_options(changed, name, &disk);
             let is_stopped = |(id, export): (&String, &Export)| {
                 let status = export.errors().status();
                 status != IoStatus::Ok && changed.exports.iter().any(|export| export.id == *id && export.has_node(name))

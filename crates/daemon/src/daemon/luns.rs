@@ -36,6 +36,7 @@ impl Daemon {
             self.reconcile_disks_or_log();
             return Err(e.into());
         }
+        self.leave_to_exports();
         Ok(())
     }
 

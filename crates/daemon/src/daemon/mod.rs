@@ -80,6 +80,8 @@ pub struct Daemon {
     disks: BTreeMap<String, Arc<Disk>>,
     /// The disks that `blockdev-set-active` has active; each is one of `disks`.
     held: BTreeMap<String, Active>,
+    /// The disks that units which are gone have left active, because they could not be written out; each is one of `disks`.
+    unwritten: BTreeMap<String, Active>,
     /// By blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     /// By blockdev: more than one where its exports look different.
@@ -118,6 +120,7 @@ impl Daemon {
             io_threads: BTreeMap::new(),
             disks: BTreeMap::new(),
             held: BTreeMap::new(),
+            unwritten: BTreeMap::new(),
             registry: Arc::default(),
             throttle_groups: BTreeMap::new(),
             units: BTreeMap::new(),

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use egret_confine::{Bounds, ThreadKind};
+use egret_disk::Active;
 use egret_event_loop::EventNotifier;
 use egret_virtio::scsi::LunAddress;
 
@@ -35,8 +36,8 @@ pub(super) struct Teardowns {
     going: Vec<(TornDown, JoinHandle<()>)>,
     /// What is gone and was not yet taken.
     gone: Vec<TornDown>,
-    sender: Sender<TornDown>,
-    receiver: Receiver<TornDown>,
+    sender: Sender<(TornDown, Option<Active>)>,
+    receiver: Receiver<(TornDown, Option<Active>)>,
     bell: EventNotifier,
 }
 
@@ -46,14 +47,14 @@ impl Teardowns {
         Ok(Self { going: Vec::new(), gone: Vec::new(), sender, receiver, bell: EventNotifier::new()? })
     }
 
-    /// Runs `leave` on a thread of its own; `what` has gone when it returns.
-    pub(super) fn add(&mut self, what: TornDown, leave: impl FnOnce() + Send + 'static) {
+    /// Runs `leave` on a thread of its own; `what` has gone when it returns, but for a disk that is to stay active.
+    pub(super) fn add(&mut self, what: TornDown, leave: impl FnOnce() -> Option<Active> + Send + 'static) {
         let (sender, bell, name) = (self.sender.clone(), self.bell.clone(), what.clone());
         let bounds = Bounds::of_this_thread();
         let thread = move || {
             bounds.narrow(ThreadKind::Control);
-            leave();
-            let _ = sender.send(name);
+            let stays = leave();
+            let _ = sender.send((name, stays));
             bell.set();
         };
         match std::thread::Builder::new().name("egret-teardown".to_owned()).spawn(thread) {
@@ -83,15 +84,18 @@ impl Teardowns {
         self.bell.clone()
     }
 
-    fn take(&mut self) -> Vec<TornDown> {
+    /// What is gone, and the disks of it that stay active.
+    fn take(&mut self) -> (Vec<TornDown>, Vec<Active>) {
         self.bell.clear();
-        while let Ok(what) = self.receiver.try_recv() {
+        let mut stay = Vec::new();
+        while let Ok((what, stays)) = self.receiver.try_recv() {
+            stay.extend(stays);
             if let Some(at) = self.going.iter().position(|(going, _)| *going == what) {
                 let _ = self.going.swap_remove(at).1.join();
             }
             self.gone.push(what);
         }
-        std::mem::take(&mut self.gone)
+        (std::mem::take(&mut self.gone), stay)
     }
 
     /// What is going, and the thread that waits for it, to be waited for by the caller from here on.
@@ -108,7 +112,9 @@ impl Daemon {
 
     /// What was torn down since this was last called; names and disks are free from here on.
     pub fn take_torn_down(&mut self) -> Vec<TornDown> {
-        let gone = self.teardowns.take();
+        let (gone, stay) = self.teardowns.take();
+        self.unwritten.extend(stay.into_iter().map(|active| (active.disk().node_name().to_owned(), active)));
+        self.leave_to_exports();
         if !gone.is_empty() {
             let went = |id: &str| gone.iter().any(|what| matches!(what, TornDown::Export { id: gone } if gone == id));
             self.config.exports.retain(|export| !went(&export.id));

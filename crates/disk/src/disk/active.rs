@@ -102,7 +102,7 @@ impl Disk {
     ///
     /// As [`flush`](Self::flush).
     pub fn write_out(&self) -> std::io::Result<()> {
-        let synced = if self.options.read_only { self.sync_predecessor() } else { self.sync() };
+        let synced = if self.options.read_only { self.settle() } else { self.sync_unasked() };
         synced.map_err(Into::into)
     }
 
@@ -138,6 +138,13 @@ impl Disk {
 
     fn users(&self) -> MutexGuard<'_, usize> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Active {
+    /// The disk.
+    pub const fn disk(&self) -> &Arc<Disk> {
+        &self.0
     }
 }
 

@@ -11,6 +11,9 @@
 //!                                          └─ fails ─────▶ lost, and nobody told ── a flush ──▶ lost, as of a flush of its own
 //! ```
 //!
+//! So it is with what the disk itself is found to have lost when nobody was told: when it is written out because rings have
+//! stopped, say, and no guest has asked for that.
+//!
 //! A worker that runs a guest's flush may see to it, and does not drop the old disk: to unlock an image is not for workers.
 
 use std::io;
@@ -29,7 +32,8 @@ pub(super) struct Predecessor {
     is_owed: AtomicBool,
     /// Locked by who flushes it.
     disk: Mutex<Option<Owed>>,
-    /// It could not be made stable, and no flush has failed since.
+    /// What is lost, of it or of the disk itself, was found when no guest had asked, and no flush has failed since. Looked at
+    /// where something is lost.
     is_untold: AtomicBool,
 }
 
@@ -43,13 +47,13 @@ impl Disk {
     /// Takes over what `old` has not made stable. To be called before anything is written through this disk, and before it is
     /// attached to engines. What a flush of `old` has told of is known, and does not count here.
     pub fn follow(&self, old: &Arc<Self>) {
-        let Predecessor { is_owed, disk, is_untold } = &self.predecessor;
+        let Predecessor { is_owed, disk, .. } = &self.predecessor;
         let lost = old.syncs.lost();
         if let Some(errno) = lost
             && old.predecessor.is_untold.load(Ordering::Acquire)
         {
+            self.keep_untold();
             self.syncs.lose(errno);
-            is_untold.store(true, Ordering::Release);
         }
         if old.predecessor.is_owed.load(Ordering::Acquire) || old.leaves_behind(self.ignores_flushes()) {
             let owed = Owed { disk: Arc::clone(old), was_lost: lost.is_some() };
@@ -85,26 +89,36 @@ impl Disk {
 
     /// Makes stable what the disk before has left behind, for who flushes this one.
     pub(crate) fn sync_predecessor(&self) -> Result<(), Errno> {
-        let settled = self.settle();
-        if settled.is_err() {
-            self.predecessor.is_untold.store(false, Ordering::Release);
-        }
-        settled
+        self.told(self.settle())
     }
 
-    fn settle(&self) -> Result<(), Errno> {
-        let Predecessor { is_owed, disk, is_untold } = &self.predecessor;
+    /// What a guest is told of is known.
+    pub(super) fn told(&self, synced: Result<(), Errno>) -> Result<(), Errno> {
+        if synced.is_err() {
+            self.predecessor.is_untold.store(false, Ordering::Release);
+        }
+        synced
+    }
+
+    /// What is about to be lost nobody is told of, yet.
+    pub(super) fn keep_untold(&self) {
+        self.predecessor.is_untold.store(true, Ordering::Release);
+    }
+
+    /// Makes stable what the disk before has left behind; no guest has asked.
+    pub(super) fn settle(&self) -> Result<(), Errno> {
+        let Predecessor { is_owed, disk, .. } = &self.predecessor;
         if is_owed.load(Ordering::Acquire) {
             let disk = disk.lock().unwrap_or_else(PoisonError::into_inner);
             // Who had the lock before may have done it.
             if let Some(Owed { disk: old, was_lost }) = disk.as_ref().filter(|_| is_owed.load(Ordering::Acquire)) {
-                let synced = if *was_lost { old.sync_once() } else { old.sync() };
+                let synced = if *was_lost { old.sync_once() } else { old.sync_unasked() };
                 match synced {
                     Ok(()) => {}
                     // Nothing was told yet.
                     Err(Errno::INTR) => return Err(Errno::INTR),
                     Err(errno) => {
-                        is_untold.store(true, Ordering::Release);
+                        self.keep_untold();
                         self.syncs.lose(errno);
                     }
                 }

@@ -266,8 +266,8 @@ fn a_request_that_failed_comes_back_as_it_was_asked_for_and_one_that_makes_no_se
     let filename = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
     let options =
         Options { detect_zeroes: crate::DetectZeroes::On, ..Options::new("sealed", Driver::File { filename }) };
-    for aio in [Aio::Threads, Aio::IoUring] {
-        let mut rig = Rig::new(&Options { aio, ..options.clone() });
+    for (aio, no_flush) in [Aio::Threads, Aio::IoUring].into_iter().flat_map(|aio| [(aio, false), (aio, true)]) {
+        let mut rig = Rig::new(&Options { aio, no_flush, ..options.clone() });
         let zeroes = Op::WriteZeroes { unmap: false, fua: true };
         let asked = [(Op::Write { fua: true }, 7), (Op::Write { fua: true }, 0), (Op::Write { fua: false }, 7)];
         for (op, byte) in asked {
@@ -278,6 +278,6 @@ fn a_request_that_failed_comes_back_as_it_was_asked_for_and_one_that_makes_no_se
         assert_eq!(rig.run(zeroes, 2 * MIB, 4096), Err(Errno::INVAL));
         let failed = rig.failed.iter().map(|failed| (failed.op, failed.offset, failed.len, failed.errno));
         let all = asked.map(|(op, _)| op).into_iter().chain([zeroes]);
-        assert!(failed.eq(all.map(|op| (op, 4096, 4096, Errno::PERM))), "{aio}: {:?}", rig.failed);
+        assert!(failed.eq(all.map(|op| (op, 4096, 4096, Errno::PERM))), "{aio} {no_flush}: {:?}", rig.failed);
     }
 }

@@ -7,6 +7,7 @@ mod data;
 mod flow;
 mod large;
 mod limits;
+mod losses;
 mod opening;
 pub(crate) mod pinned;
 mod remote;
@@ -382,12 +383,7 @@ pub(crate) fn on_a_disk_that_tells(
     adjust: impl Fn(&mut Options),
     test: impl Fn(&mut Rig, &dyn Fn() -> u64),
 ) {
-    let (image, folder) = (tempfile::tempfile().unwrap(), tempfile::tempdir().unwrap());
-    image.set_len(size).unwrap();
-    let disk = match FaultDisk::mount(image, folder.path()) {
-        Ok(disk) => disk,
-        Err(why) => return egret_needs::this_test_lacks(format_args!("root and FUSE, for a disk that tells: {why}")),
-    };
+    let Some((_folder, disk)) = fault_disk(size) else { return };
     for (name, mut options, shared) in ways(&Options::new("disk0", Driver::File { filename: disk.path() })) {
         println!("{name}");
         adjust(&mut options);
@@ -395,6 +391,19 @@ pub(crate) fn on_a_disk_that_tells(
         let ring = shared.then(shared_ring);
         let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
         test(&mut rig, &|| disk.tell(Order::Status).unwrap().unflushed);
+    }
+}
+
+/// A disk that fails as it is told to, in a folder of its own. `None`, and a line that says so, where there can be none.
+fn fault_disk(size: u64) -> Option<(tempfile::TempDir, FaultDisk)> {
+    let (image, folder) = (tempfile::tempfile().unwrap(), tempfile::tempdir().unwrap());
+    image.set_len(size).unwrap();
+    match FaultDisk::mount(image, folder.path()) {
+        Ok(disk) => Some((folder, disk)),
+        Err(why) => {
+            egret_needs::this_test_lacks(format_args!("root and FUSE, for a disk that tells: {why}"));
+            None
+        }
     }
 }
 

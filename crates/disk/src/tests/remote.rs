@@ -28,6 +28,8 @@ struct Seen {
     /// How many of its flushes fail that no engine runs.
     failing: usize,
     flushed: usize,
+    /// Its engine does nothing of what it is given.
+    is_sick: bool,
     /// A size that its driver was told of and nobody has taken yet.
     new_size: Option<u64>,
     watched: usize,
@@ -148,7 +150,8 @@ impl Engine for VectorEngine {
     }
 
     fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Box<Job>)) {
-        self.done.drain(..).for_each(|job| done(job.ended(Ok(()))));
+        let result = if self.seen.lock().unwrap().is_sick { Err(Errno::IO) } else { Ok(()) };
+        self.done.drain(..).for_each(|job| done(job.ended(result)));
     }
 
     fn descriptor(&self) -> Option<RawFd> {
@@ -219,6 +222,22 @@ fn a_remote_disk_makes_stable_what_is_to_be_unless_flushes_are_ignored() {
         let token = rig.push(Op::Write { fua: true }, 0, 512, Some(Memory::new(512, 0)));
         assert_eq!(rig.finish(token).0, Ok(()));
         assert_eq!(seen.lock().unwrap().jobs, [(Op::Write { fua: !no_flush }, 0, 512)]);
+    }
+}
+
+#[test]
+fn what_a_remote_disk_failed_to_write_comes_back_as_it_was_asked_for() {
+    for no_flush in [false, true] {
+        let (options, seen) = vector(512);
+        seen.lock().unwrap().is_sick = true;
+        let mut rig = Rig::new(&Options { no_flush, ..options });
+        let asked = [true, false].map(|fua| [Op::Write { fua }, Op::WriteZeroes { unmap: false, fua }]).concat();
+        for op in &asked {
+            let memory = matches!(op, Op::Write { .. }).then(|| Memory::new(512, 0));
+            let token = rig.push(*op, 0, 512, memory);
+            assert_eq!(rig.finish(token).0, Err(Errno::IO));
+        }
+        assert!(rig.failed.iter().map(|failed| failed.op).eq(asked), "no_flush={no_flush}: {:?}", rig.failed);
     }
 }
 

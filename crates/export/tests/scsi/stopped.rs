@@ -189,7 +189,7 @@ fn a_unit_that_is_taken_away_is_not_waited_for() {
     let io = two_threads();
     let (sick, _file) = memory_disk(false);
     let (mut machine, export) = stopped(&io, sick);
-    export.remove_lun(FIRST).unwrap().wait();
+    assert!(export.remove_lun(FIRST).unwrap().wait().is_none());
     assert_eq!(responses(&mut machine), [0; 4]);
     assert_eq!((export.errors().status(), export.stats().in_flight), (IoStatus::Ok, 0));
 }
