@@ -125,3 +125,28 @@ impl EngineCounters {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_of_the_class_of_its_size_and_the_largest_are_of_one() {
+        let classes = [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (1 << 15, 15), (1 << 16, 15), (u64::MAX, 15)];
+        for (size, class) in classes.into_iter().chain([((1 << 15) - 1, 14)]) {
+            let counters = EngineCounters::default();
+            counters.submission(size);
+            let EngineStats { submissions, batches, .. } = counters.read();
+            let counted: Vec<usize> = (0..BATCH_CLASSES).filter(|class| batches[*class] > 0).collect();
+            assert_eq!((submissions, counted), (1, vec![class]), "{size}");
+        }
+    }
+
+    #[test]
+    fn the_times_of_submissions_are_added_up_and_the_longest_is_known() {
+        let counters = EngineCounters::default();
+        [3, 5, 2].into_iter().for_each(|time| counters.took(Nanos(time)));
+        let EngineStats { submitting, longest_submission, .. } = counters.read();
+        assert_eq!((submitting, longest_submission), (Nanos(10), Nanos(5)));
+    }
+}

@@ -141,6 +141,26 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_leaves_takes_a_place_for_records_that_it_has_not_received_and_for_nothing_else() {
+        use std::os::unix::net::UnixStream;
+        for (sends, is_received, is_kept) in
+            [(true, false, true), (true, true, false), (false, false, false), (false, true, false)]
+        {
+            let mut records = Records::default();
+            let (ours, _theirs) = UnixStream::pair().unwrap();
+            let ours = FromPeer::from(ours);
+            if sends {
+                records.send(&ours).unwrap();
+            }
+            if !is_received {
+                rustix::io::write(&ours, &[1]).unwrap();
+            }
+            records.leave(ours);
+            assert_eq!((records.left.len(), records.sent), (is_kept.into(), 0), "{sends} {is_received}");
+        }
+    }
+
+    #[test]
     fn orders_beyond_a_burst_come_at_the_pace_and_no_faster() {
         let begun = Instant::now();
         let mut pace = Pace { orders: BURST, since: begun };

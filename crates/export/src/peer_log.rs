@@ -140,6 +140,17 @@ mod tests {
     }
 
     #[test]
+    fn a_line_says_how_many_were_too_many_before_it() {
+        let log = PeerLog::about("it: ");
+        let line = || log.line(format_args!("x"));
+        assert!((0..BURST).all(|_| line().as_deref() == Some("it: x")));
+        assert!((0..3).all(|_| line().is_none()));
+        log.lock().lines = 2;
+        assert_eq!(line().unwrap(), "it: x (… and 3 more lines about its clients since the last)");
+        assert_eq!(line().unwrap(), "it: x");
+    }
+
+    #[test]
     fn a_line_ends_however_much_a_peer_has_to_say() {
         let log = PeerLog::new("e0");
         for name in ["x", "\n", "\u{1}", "ä"] {

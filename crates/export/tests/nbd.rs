@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use egret_disk::{DebugEvent, DebugRules, Discard, Disk, Driver, InjectError, IoType, Locking, Options};
 use egret_export::{
@@ -336,14 +336,24 @@ fn who_chooses_nothing_makes_room_for_others_or_leaves_when_his_time_is_over() {
     let (served, io) = (Served::new(), IoThread::start());
     let _export = served.export(named("disk"), &[&io]).unwrap();
     served.server.open();
+    let begun = Instant::now();
     // As many as there is room for; when all are in it, it is the first who has been there longest.
     let mut silent: Vec<_> = (0..64).map(|_| greet(&served.socket())).collect();
     let mut client = served.connect(Headers::Simple);
     assert_eq!(client.read(0, 512), [0; 512]);
     assert_eq!(silent[0].read(&mut [0]).unwrap(), 0);
+    assert!(begun.elapsed() >= Duration::from_millis(250), "so long he has it for himself");
     for stream in &mut silent[1..] {
         assert_eq!(haggle(stream, option::LIST, &[]).last().unwrap().0, answer::ACK);
     }
+    // Who has time left is there still when others have come and were answered.
+    let served = Served::with(0, PATIENCE, DebugRules::default());
+    served.server.open();
+    let mut slow = greet(&served.socket());
+    for _ in 0..3 {
+        haggle(&mut greet(&served.socket()), option::LIST, &[]);
+    }
+    assert_eq!(haggle(&mut slow, option::LIST, &[]).last().unwrap().0, answer::ACK);
     let served = Served::with(0, Duration::from_millis(50), DebugRules::default());
     served.server.open();
     let mut silent = UnixStream::connect(served.socket()).unwrap();

@@ -10,6 +10,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
@@ -361,6 +362,13 @@ fn a_resized_disk_is_announced_on_the_channel_the_client_gave() {
 
 /// Starts a ring, and gives its memory and kick descriptor, which the caller keeps.
 fn start_ring(peer: &mut Peer, index: u32) -> (Region, OwnedFd) {
+    let kept = kick_ring(peer, index);
+    assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[index, 1])), Some(0));
+    kept
+}
+
+/// Likewise, but for that it is not enabled.
+fn kick_ring(peer: &mut Peer, index: u32) -> (Region, OwnedFd) {
     let region = Region::anonymous(0, MIB).unwrap();
     let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let table = [words(&[1, 0]), longs(&[0, region.size, 0, 0])].concat();
@@ -368,8 +376,21 @@ fn start_ring(peer: &mut Peer, index: u32) -> (Region, OwnedFd) {
     peer.say(SET_VRING_NUM, 0, &words(&[index, 16]), &[]);
     peer.say(SET_VRING_ADDR, 0, &[words(&[index, 0]), longs(&[0x1000, 0x2000, 0x3000, 0])].concat(), &[]);
     peer.say(SET_VRING_KICK, 0, &longs(&[index.into()]), &[kick.as_fd()]);
-    assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[index, 1])), Some(0));
     (region, kick)
+}
+
+#[test]
+fn a_ring_that_is_kicked_waits_to_be_enabled_by_a_front_end_that_can_say_so_and_runs_where_it_cannot() {
+    let io = IoThread::start();
+    for (unwanted, runs) in [(0, false), (F_PROTOCOL_FEATURES, true)] {
+        let (mut peer, export) = peer(&io);
+        let features = peer.ask_u64(GET_FEATURES) & !(RING_PACKED | unwanted);
+        peer.say(SET_FEATURES, 0, &features.to_ne_bytes(), &[]);
+        let _ring = kick_ring(&mut peer, 0);
+        // When this is answered all before it is done.
+        assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
+        assert_eq!(export.is_in_use(), runs, "{unwanted:#x}");
+    }
 }
 
 #[test]
@@ -403,6 +424,43 @@ fn a_size_that_was_announced_before_rings_run_is_announced_again_when_one_does_u
     read(&mut peer);
     let _ring = start_ring(&mut peer, 0);
     assert!(!is_told(), "it has read it");
+}
+
+#[test]
+fn a_disk_that_may_be_inactive_is_active_while_rings_run_and_its_client_is_told_what_others_have_made_of_it() {
+    let io = IoThread::start();
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len(MIB).unwrap();
+    let driver = Driver::File { filename: image.path().to_owned() };
+    let options = Options { allow_inactive: true, ..Options::new("disk", driver) };
+    let disk = Arc::new(Disk::open(&options).unwrap());
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let address = Address::Fd(theirs.into());
+    let export =
+        Export::start(export_config(address), blk_config(MIB, 3), Arc::clone(&disk), vec![io.0.clone()]).unwrap();
+    let mut peer = Peer(ours);
+    peer.agree();
+    let (channel, theirs) = UnixStream::pair().unwrap();
+    channel.set_nonblocking(true).unwrap();
+    peer.say(SET_BACKEND_REQ_FD, NEED_REPLY, &0u64.to_ne_bytes(), &[theirs.as_fd()]);
+    assert!(peer.hear().is_some());
+    let is_told = || (&channel).read(&mut [0; 12]).is_ok_and(|len| len == 12);
+    let capacity = |peer: &mut Peer| peer.ask(GET_CONFIG, &config(0, 8)).unwrap()[12..].to_vec();
+    assert_eq!(capacity(&mut peer), (MIB / 512).to_le_bytes());
+    for (mib, is_news) in [(2, true), (2, false), (3, true)] {
+        image.as_file().set_len(mib * MIB).unwrap();
+        let _ring = start_ring(&mut peer, 0);
+        assert_eq!((disk.is_active(), export.has_active_disks(), is_told()), (true, true, is_news), "{mib} MiB");
+        assert_eq!(capacity(&mut peer), (mib * MIB / 512).to_le_bytes());
+        // The other is all that runs.
+        let _other = start_ring(&mut peer, 1);
+        peer.ask(GET_VRING_BASE, &words(&[0, 0])).unwrap();
+        assert!(disk.is_active());
+        peer.ask(GET_VRING_BASE, &words(&[1, 0])).unwrap();
+        assert_eq!((disk.is_active(), export.has_active_disks()), (false, false));
+        let elsewhere = Arc::new(Disk::open(&options).unwrap());
+        drop(elsewhere.activate().expect("nobody has it locked"));
+    }
 }
 
 #[test]
@@ -590,6 +648,18 @@ fn a_client_that_pauses_in_the_middle_of_a_message_loses_its_session() {
     let (mut peer, _export) = peer(&io);
     peer.0.write_all(&words(&[SET_FEATURES, 1])).unwrap();
     assert!(peer.hear().is_none(), "it is hung up on, and the next one is served");
+}
+
+#[test]
+fn a_client_that_never_pauses_is_listened_to_at_a_pace() {
+    let io = IoThread::start();
+    let (mut peer, _export) = agreed(&io);
+    let begun = Instant::now();
+    // Beyond what it may order at once it may give an order each millisecond.
+    (0..4096 + 200).for_each(|_| peer.say(SET_OWNER, 0, &[], &[]));
+    assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
+    // Never faster than that, on however slow a machine.
+    assert!(begun.elapsed() >= Duration::from_millis(198));
 }
 
 #[test]

@@ -111,20 +111,54 @@ fn piece(memory: &mut [u8]) -> IoVec {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
     use egret_event_loop::Nanos;
 
     use super::*;
+    use crate::geometry::Alignment;
     use crate::{Driver, Options};
 
     #[test]
     fn a_worker_s_memory_is_used_again_until_more_is_needed() {
         let driver = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: false };
-        let disk = Disk::open(&Options::new("null", driver)).unwrap();
+        let mut disk = Disk::open(&Options::new("null", driver)).unwrap();
         let mut scratch = Scratch::default();
         scratch.copy(&disk, 8192).0.bytes().fill(7);
         for (len, has, byte) in [(8192, 8192, 7), (512, 8192, 7), (8193, 16384, 0)] {
             let memory = scratch.copy(&disk, len).0.bytes();
             assert_eq!((memory.len(), memory[0]), (has, byte), "{len}");
+        }
+        // Another disk may want it elsewhere.
+        disk.alignment.memory = 1 << 16;
+        assert_eq!(scratch.copy(&disk, 512).0.align(), 1 << 16);
+    }
+
+    #[test]
+    fn of_blocks_that_are_copied_those_are_read_of_which_something_is_kept_and_no_others() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(65536).unwrap();
+        let driver = Driver::File { filename: image.path().to_owned() };
+        let mut disk = Disk::open(&Options::new("disk0", driver)).unwrap();
+        disk.alignment = Alignment { memory: 512, offset: 4096 };
+        // Behind the disk's back its descriptor becomes one that cannot be read.
+        let writable = File::options().write(true).open(image.path()).unwrap();
+        // SAFETY: replaces a descriptor that stays open; nobody else knows it.
+        assert!(unsafe { libc::dup2(writable.as_raw_fd(), disk.fd()) } >= 0);
+        for (wanted, is_whole) in [
+            (4096..8192, true),
+            (4096..16384, true),
+            (4096..4608, false),
+            (4608..8192, false),
+            (4608..5120, false),
+            (4096..12800, false),
+            (4608..16384, false),
+        ] {
+            let written =
+                write_by_copy(&disk, Way::Write { through: false }, None, wanted.clone(), &mut Scratch::default());
+            let expected = if is_whole { Ok(wanted.end - wanted.start) } else { Err(Errno::BADF) };
+            assert_eq!(written, expected, "{wanted:?}");
         }
     }
 }

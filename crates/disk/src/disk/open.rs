@@ -313,6 +313,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_disk_has_the_size_that_it_was_said_to_have_if_that_is_a_number_of_its_blocks() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(1 << 20).unwrap();
+        let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
+        for (block, size, is_right) in
+            [(1, 1536, true), (1, 1000, false), (512, 1536, true), (4096, 1536, false), (4096, 8192, true)]
+        {
+            let mut disk = Disk::open(&options).unwrap();
+            disk.alignment.offset = block;
+            let sized = disk.with_size(size);
+            assert_eq!(sized.as_ref().ok().map(Disk::size), is_right.then_some(size), "{size} of {block}");
+            assert!(is_right || matches!(sized, Err(OpenCause::OddSize { .. })));
+        }
+    }
+
+    #[test]
     fn why_an_image_does_not_open_is_said_by_what_helps_against_it() {
         let said = |errno, read_only| {
             let path = Path::new("/nowhere/disk.img");

@@ -138,8 +138,8 @@ impl Uring {
             {
                 self.waiting -= 1;
                 let Some(transfer) = self.flying.get_mut(place) else { continue };
-                // In parts each write would be made stable by itself.
-                if transfer.left() > SHARED_PART && transfer.op() != (Op::Write { fua: true }) {
+                // What goes through the page cache is made stable by a worker, and so no write in parts by itself.
+                if transfer.left() > SHARED_PART {
                     transfer.cut(SHARED_PART);
                 }
                 begun += transfer.left();
@@ -322,6 +322,44 @@ impl Drop for Uring {
         self.pins.end(&self.ring.borrow());
         if self.table {
             let _ = self.ring.borrow().submitter().unregister_files();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egret_vring::memory::{IoVec, Lent};
+
+    use super::*;
+    use crate::request::{Request, RequestToken};
+    use crate::{Driver, Options};
+
+    #[test]
+    fn a_disk_is_registered_with_the_ring_if_the_table_has_a_place_for_it_and_served_in_any_case() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(image.path(), [7; 4096]).unwrap();
+        let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
+        let disk = Arc::new(Disk::open(&options).unwrap());
+        for has_table in [true, false] {
+            let mut uring = Uring::alone(Ring::new().unwrap(), Arc::default()).unwrap();
+            // Kernels before 5.19 have none.
+            uring.table &= has_table;
+            for slot in [0, 1, FILES - 1, FILES, FILES + 1] {
+                uring.attach(slot, &disk).unwrap();
+                assert_eq!(uring.files[slot as usize].fixed, uring.table && slot < FILES, "{slot}");
+                let mut memory = [0u8; 4096];
+                // SAFETY: the memory is there until the request has ended, below.
+                let buffers = unsafe { Lent::assume(vec![IoVec::new(memory.as_mut_ptr(), memory.len())]) };
+                let request = Request { op: Op::Read, offset: 0, len: 4096, buffers, token: RequestToken(0) };
+                uring.push(Job::new(slot, request));
+                uring.submit(Nanos::ZERO);
+                let mut ended = None;
+                while ended.is_none() {
+                    uring.ring.borrow_mut().wait(None).unwrap();
+                    uring.reap(Nanos::ZERO, &mut |job| ended = Some(job.result));
+                }
+                assert_eq!((ended, memory), (Some(Ok(())), [7; 4096]), "{slot}");
+            }
         }
     }
 }

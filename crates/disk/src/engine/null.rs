@@ -134,3 +134,27 @@ impl SharedEngine for Null {
         self.disks[slot as usize] = Setting::default();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use egret_vring::memory::Lent;
+
+    use super::*;
+    use crate::request::{Request, RequestToken};
+    use crate::{Driver, Options};
+
+    #[test]
+    fn an_engine_that_ends_gives_back_what_it_has_whether_that_takes_time_or_not() {
+        let mut null = Box::new(Null::new(Arc::default()));
+        for (slot, latency) in [(0, Nanos::ZERO), (1, Nanos(7)), (2, Nanos(9))] {
+            let driver = Driver::Null { size: 512, latency, read_zeroes: false };
+            null.attach(slot, &Arc::new(Disk::open(&Options::new("null", driver)).unwrap())).unwrap();
+            let token = RequestToken(slot.into());
+            let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token };
+            null.push(Job::new(slot, request));
+        }
+        let mut left = Vec::new();
+        null.end(&mut |job| left.push(job.request.token.0));
+        assert_eq!(left, [0, 1, 2]);
+    }
+}

@@ -49,6 +49,22 @@ fn a_device_of_large_sectors_is_described_as_one() {
 }
 
 #[test]
+fn what_a_device_may_be_asked_to_discard_is_what_the_kernel_says_in_whole_blocks() {
+    for sector in [512, 4096] {
+        let Some(device) = LoopDevice::new(1 << 20, sector) else { return };
+        let disk = Disk::open(&device.options()).unwrap();
+        let says = |name: &str| {
+            let queue = Path::new("/sys/block").join(device.path.file_name().unwrap()).join("queue");
+            std::fs::read_to_string(queue.join(name)).unwrap().trim().parse::<u64>().unwrap()
+        };
+        let block = u64::from(sector);
+        assert_eq!(disk.max_discard_bytes(), says("discard_max_bytes").min(1 << 30) / block * block);
+        assert_eq!(u64::from(disk.discard_granularity()), says("discard_granularity").max(block));
+        assert_eq!((disk.max_write_zeroes_bytes(), disk.optimal_io_size()), (1 << 30, 0));
+    }
+}
+
+#[test]
 fn sub_block_writes_in_flight_together_keep_each_others_data() {
     large_sectors(|options, shared| {
         let ring = shared.then(shared_ring);

@@ -23,12 +23,58 @@ fn nothing_happens_before_a_batch_is_submitted() {
         assert_eq!(rig.finish(read).0, Ok(()));
         assert_eq!(rig.engines.in_flight(), 0);
         assert!(!rig.engines.has_completions());
+        assert!(!rig.engines.takes_leave(), "its disk is there still");
+    });
+}
+
+#[test]
+fn engines_say_that_something_has_ended_until_it_is_reaped() {
+    everywhere(1 << 20, |rig| {
+        // Of two the page cache answers none.
+        let reads = [0, 4096].map(|at| rig.push_read(at, Memory::new(4096, 0)));
+        while rig.engines.in_flight() > 0 && !rig.engines.has_completions() {
+            rig.turn();
+        }
+        assert!(rig.engines.has_completions() && !rig.engines.arm());
+        for read in reads {
+            assert_eq!(rig.finish(read).0, Ok(()));
+        }
+        assert!(!rig.engines.has_completions() && rig.engines.arm());
+    });
+}
+
+#[test]
+fn what_ends_is_announced_where_that_was_asked_for_and_not_taken_back() {
+    everywhere(1 << 20, |rig| {
+        // Linux AIO announces whatever ends, and the loop's own ring needs no descriptor.
+        if rig.disk.options().aio == Aio::Native || rig.ring.is_some() {
+            return;
+        }
+        for is_asked in [false, true] {
+            assert!(rig.engines.arm());
+            if !is_asked {
+                rig.engines.suppress();
+            }
+            for at in [0, 4096] {
+                rig.push_read(at, Memory::new(4096, 0));
+            }
+            rig.engines.submit(clock::now());
+            while !rig.engines.has_completions() {
+                std::thread::yield_now();
+            }
+            let patience = rustix::event::Timespec { tv_sec: if is_asked { 60 } else { 0 }, tv_nsec: 0 };
+            let mut events = [epoll::Event { flags: epoll::EventFlags::IN, data: epoll::EventData::new_u64(0) }; 4];
+            let told = epoll::wait(&rig.epoll, &mut events, Some(&patience)).unwrap();
+            assert_eq!(told > 0, is_asked);
+            rig.settle();
+        }
     });
 }
 
 #[test]
 fn a_batch_is_counted_once_by_its_size() {
     everywhere(1 << 20, |rig| {
+        let begun = clock::now();
         for i in 0..9 {
             rig.push_read(i * 4096, Memory::new(4096, 0));
         }
@@ -37,7 +83,7 @@ fn a_batch_is_counted_once_by_its_size() {
         let engine = stats.engines.iter().find(|stats| stats.requests > 0).unwrap();
         assert_eq!((engine.requests, engine.submissions, engine.batches[3]), (9, 1, 1));
         assert_eq!(engine.submitting > Nanos::ZERO, rig.ring.is_none());
-        assert!(engine.longest_submission <= engine.submitting);
+        assert!(engine.longest_submission <= engine.submitting && engine.submitting <= clock::now() - begun);
     });
 }
 
@@ -213,6 +259,22 @@ fn a_null_disk_of_no_latency_completes_at_once() {
     assert!(rig.engines.has_completions());
     assert!(!rig.engines.arm());
     assert_eq!(rig.finish(read).1.unwrap().data(), [0; 4096]);
+}
+
+#[test]
+fn a_null_disk_fills_what_is_read_if_it_is_to_and_never_what_is_written() {
+    for read_zeroes in [false, true] {
+        for op in [Op::Read, Op::Write { fua: false }] {
+            let mut rig = Rig::new(&null(Nanos::ZERO, read_zeroes));
+            let token = rig.push(op, 0, 4096, Some(Memory::new(4096, 0).filled(&[7; 4096])));
+            let (result, memory) = rig.finish(token);
+            let expected = if read_zeroes && op == Op::Read { 0 } else { 7 };
+            assert!(result == Ok(()) && memory.unwrap().data() == [expected; 4096], "{read_zeroes} {op:?}");
+            // Workers are for long reads of zeroes.
+            let engines = rig.engines.counters().read().engines.len();
+            assert_eq!(engines, if read_zeroes { 2 } else { 1 });
+        }
+    }
 }
 
 #[test]

@@ -62,12 +62,33 @@ fn a_cached_read_that_is_large_does_not_hold_up_another_disk() {
             ended.extend(new.collect::<Vec<_>>());
         }
         assert_eq!(ended, [vec![small], large].concat(), "one after the other, and none with the small one");
+        assert_eq!(rig.engines.deadline(), None, "nothing is left to be copied");
         for token in &ended[1..] {
             let (result, memory) = rig.finish(*token);
             assert_eq!(result, Ok(()));
             assert!(memory.unwrap().data() == &data[512..]);
         }
     }
+}
+
+#[test]
+fn all_that_comes_at_once_begins_at_once_unless_the_kernel_copies_it_while_another_disk_may_wait() {
+    let null = Options::new("null", Driver::Null { size: MIB, latency: Nanos::ZERO, read_zeroes: false });
+    let null = Arc::new(Disk::open(&null).unwrap());
+    everywhere(8 * MIB, |rig| {
+        for is_alone in [true, false] {
+            if !is_alone {
+                rig.engines.attach(&null).unwrap();
+            }
+            for at in 0..4 {
+                rig.push_read(at * PART, Memory::new(PART as usize, 0));
+            }
+            rig.engines.submit(clock::now());
+            let copies = rig.disk.options().aio == Aio::IoUring && !rig.disk.options().direct;
+            assert_eq!(rig.engines.deadline().is_some(), copies && !is_alone, "alone: {is_alone}");
+            rig.settle();
+        }
+    });
 }
 
 #[test]

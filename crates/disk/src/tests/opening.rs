@@ -83,7 +83,58 @@ fn an_image_is_opened_past_the_page_cache_where_that_is_asked_for_and_only_there
             assert_eq!(flags.contains(OFlags::DIRECT), direct, "read_only={read_only}");
             // A flag of the file would make each write wait.
             assert!(!flags.intersects(OFlags::DSYNC), "{flags:?}");
+            // Where no write is of less than a block there is nothing to be kept apart.
+            assert_eq!(disk.block_range_lock.is_some(), disk.offset_alignment() > 512);
         }
+    }
+}
+
+#[test]
+fn what_blocks_direct_io_wants_is_found_by_trying_where_nobody_says_it() {
+    // A file in memory has no device below it that could be asked.
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return egret_needs::this_test_lacks("/dev/shm") };
+    let image = Image::within(folder, &pattern(65536, 1));
+    let options = Options { direct: true, ..image.options() };
+    if let Err(e) = Disk::open(&options) {
+        return egret_needs::this_test_lacks(format_args!("direct I/O of files in memory: {e}"));
+    }
+    let mut rig = Rig::new(&options);
+    assert_eq!((rig.disk.memory_alignment(), rig.disk.offset_alignment()), (512, 512));
+    assert_eq!(rig.read(512, 4096), pattern(65536, 1)[512..][..4096]);
+}
+
+#[test]
+fn an_image_that_is_handed_over_becomes_what_would_have_been_opened() {
+    let image = Image::new(1 << 20);
+    for direct in [false, true] {
+        // Every write would go to its end.
+        let handed = File::options().read(true).append(true).open(&image.path).unwrap();
+        let options = Options { direct, ..image.options() };
+        let opened = crate::Image::open(&options, Some(handed)).unwrap();
+        let disk = Arc::new(Disk::of(&options, opened).unwrap());
+        let flags = rustix::fs::fcntl_getfl(disk.file().unwrap()).unwrap();
+        assert_eq!((flags.contains(OFlags::DIRECT), flags.contains(OFlags::APPEND)), (direct, false), "{flags:?}");
+        let data = pattern(4096, u64::from(direct));
+        let mut rig = Rig::over(disk, EngineOptions::default());
+        assert_eq!(rig.write(8192, &data), Ok(()));
+        let content = image.content();
+        assert!(content.len() == 1 << 20 && content[8192..][..4096] == data);
+    }
+    let refused = |options: &Options, path: &Path| {
+        crate::Image::open(options, Some(File::open(path).unwrap())).unwrap_err().to_string()
+    };
+    let folder = image.path.parent().unwrap();
+    assert!(refused(&file(folder), folder).contains("is a directory"));
+    assert!(refused(&device(&image.path), &image.path).contains("use driver=file"));
+}
+
+#[test]
+fn where_there_is_no_direct_io_that_is_said_of_what_is_opened_and_of_what_is_handed_over() {
+    let path = Path::new("/proc/self/status");
+    let options = Options { direct: true, read_only: true, ..file(path) };
+    let handed = crate::Image::open(&options, Some(File::open(path).unwrap())).unwrap_err().to_string();
+    for line in [refused(&options), handed] {
+        assert!(line.contains("does not support direct I/O"), "{line}");
     }
 }
 
@@ -118,7 +169,9 @@ fn what_is_no_image_is_refused_with_the_reason() {
     assert!(refused(&device(&missing)).contains("does not exist"));
     assert!(refused(&file(dir.path())).contains("is a directory"));
     assert!(refused(&device(dir.path())).contains("is a directory"));
-    assert!(refused(&file(Path::new("/dev/null"))).contains("neither a regular file nor a block device"));
+    for options in [file(Path::new("/dev/null")), device(Path::new("/dev/null"))] {
+        assert!(refused(&options).contains("neither a regular file nor a block device"));
+    }
     let image = Image::new(4096);
     assert!(refused(&device(&image.path)).contains("use driver=file"));
     assert!(refused(&file(&image.path.join("below"))).contains("cannot open"));
@@ -210,6 +263,34 @@ fn a_disk_whose_place_another_has_may_leave_its_locks_before_it_is_closed() {
     assert!(refused(&image.options()).contains("is locked"));
     disk.leave_locks();
     drop(Disk::open(&image.options()).unwrap());
+}
+
+#[test]
+fn a_disk_owes_for_the_one_before_what_no_flush_of_its_own_makes_stable_and_nothing_else() {
+    let image = Image::new(1 << 20);
+    let plain = Options { locking: Locking::Off, ..image.options() };
+    let direct = Options { direct: true, ..plain.clone() };
+    let unflushed = Options { no_flush: true, ..plain.clone() };
+    let [reader, direct_reader] = [&plain, &direct].map(|options| Options { read_only: true, ..options.clone() });
+    let null = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: false };
+    let null = Options::new("null", null);
+    for (old, new, owes) in [
+        (&plain, &plain, true),
+        (&plain, &direct, true),
+        (&unflushed, &plain, true),
+        (&direct, &plain, false),
+        (&direct, &unflushed, true),
+        (&direct, &reader, true),
+        (&reader, &plain, false),
+        (&direct_reader, &unflushed, false),
+        (&null, &unflushed, false),
+    ] {
+        let [old, new] = [old, new].map(|options| Arc::new(Disk::open(options).unwrap()));
+        new.follow(&old);
+        assert_eq!(new.is_owed(), owes, "{:?} after {:?}", new.options(), old.options());
+        new.flush().unwrap();
+        assert!(!new.is_owed());
+    }
 }
 
 #[test]

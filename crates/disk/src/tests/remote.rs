@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::*;
 use crate::blocking::PART;
 use crate::buffers;
-use crate::engine::Engine;
+use crate::engine::{Engine, Remotes, SharedEngine};
 use crate::error::{EngineError, OpenCause};
 use crate::remote::{Remote, RemoteDisk, Shape};
 use crate::{BlockLimits, Blocks, DetectZeroes, Discard, Job, Jobs, RemoteKind};
@@ -35,6 +35,9 @@ struct Seen {
     watched: usize,
     is_lost: bool,
     cannot_discard: bool,
+    /// When its engine has something to do by itself.
+    deadline: Option<Nanos>,
+    suppressed: usize,
 }
 
 const LIMITS: BlockLimits =
@@ -154,6 +157,14 @@ impl Engine for VectorEngine {
         self.done.drain(..).for_each(|job| done(job.ended(result)));
     }
 
+    fn deadline(&self) -> Option<Nanos> {
+        self.seen.lock().unwrap().deadline
+    }
+
+    fn suppress(&mut self) {
+        self.seen.lock().unwrap().suppressed += 1;
+    }
+
     fn descriptor(&self) -> Option<RawFd> {
         Some(self.bell.as_raw_fd())
     }
@@ -199,6 +210,8 @@ fn a_remote_disk_runs_all_of_its_requests_itself() {
     ];
     assert_eq!(jobs, expected, "and what moves nothing is answered");
     assert_eq!((rig.requests_of("nbd"), rig.requests_of("threads")), (7, 0));
+    let engines = rig.engines.counters().read().engines;
+    assert!(engines.iter().all(|stats| stats.submissions == stats.requests), "one for each that came alone");
 }
 
 #[test]
@@ -297,6 +310,92 @@ fn a_remote_disks_engine_is_told_when_its_own_descriptor_announces_something() {
     rig.engines.announced(fds[1]);
     let announced = |seen: &Mutex<Seen>| seen.lock().unwrap().announced;
     assert_eq!((announced(&seen), announced(&others)), (0, 1));
+}
+
+#[test]
+fn what_a_remote_disks_engine_has_and_waits_for_is_what_its_thread_has_and_waits_for() {
+    let [(options, seen), (other, others)] = [vector(512), vector(512)];
+    let mut rig = Rig::new(&options);
+    rig.engines.attach(&Arc::new(Disk::open(&other).unwrap())).unwrap();
+    assert_eq!(rig.engines.deadline(), None);
+    others.lock().unwrap().deadline = Some(Nanos(9));
+    assert_eq!(rig.engines.deadline(), Some(Nanos(9)));
+    seen.lock().unwrap().deadline = Some(Nanos(5));
+    assert_eq!(rig.engines.deadline(), Some(Nanos(5)));
+    let read = rig.push_read(0, Memory::new(512, 0));
+    assert!(!rig.engines.has_completions() && rig.engines.arm());
+    rig.engines.submit(clock::now());
+    assert!(rig.engines.has_completions());
+    let suppressed = || [&seen, &others].map(|seen| seen.lock().unwrap().suppressed);
+    let before = suppressed();
+    assert!(!rig.engines.arm());
+    assert_eq!(suppressed(), before.map(|count| count + 1), "what was armed with it is armed no more");
+    assert_eq!(rig.finish(read).0, Ok(()));
+}
+
+#[test]
+fn a_remote_disks_engine_that_ends_gives_back_what_it_has() {
+    let (options, seen) = vector(512);
+    let disk = Arc::new(Disk::open(&options).unwrap());
+    let mut remotes = Box::new(Remotes::new(Arc::default()));
+    remotes.attach(0, &disk).unwrap();
+    let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: RequestToken(7) };
+    remotes.push(Job::new(0, request));
+    let mut left = Vec::new();
+    remotes.end(&mut |job| left.push(job.request.token));
+    assert_eq!((left, seen.lock().unwrap().engines), (vec![RequestToken(7)], 0));
+}
+
+/// A disk whose driver says no more than it must.
+#[derive(Debug)]
+struct Plain;
+
+impl Remote for Plain {
+    fn kind(&self) -> RemoteKind {
+        RemoteKind::Rbd
+    }
+
+    fn name(&self) -> &str {
+        "plain"
+    }
+
+    fn open(&self) -> Result<Shape, OpenCause> {
+        Ok(Shape { size: SIZE, blocks: Blocks { logical: 512, physical: 512 }, limits: LIMITS })
+    }
+
+    fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
+        Err(EngineError::Remote("nobody runs it".to_owned()))
+    }
+
+    fn ask_size(&self) -> io::Result<u64> {
+        Ok(SIZE)
+    }
+
+    fn can_resize(&self) -> bool {
+        false
+    }
+
+    fn resize(&self, _bytes: u64) -> io::Result<()> {
+        Err(Errno::OPNOTSUPP.into())
+    }
+
+    fn flush(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_remote_disk_whose_driver_says_nothing_of_it_is_not_lost_has_no_news_and_is_like_no_other() {
+    let plain = RemoteDisk::new(Plain);
+    let options = Options { allow_inactive: true, ..Options::new("disk0", Driver::Remote(plain.clone())) };
+    let disk = Arc::new(Disk::open(&options).unwrap());
+    assert_eq!((disk.is_lost(), disk.take_new_size()), (false, None));
+    disk.watch_size(&EventNotifier::new().unwrap());
+    drop(disk.activate().unwrap());
+    assert!(plain == plain.clone() && plain != RemoteDisk::new(Plain));
+    let refused = EngineSet::new(EngineOptions::default()).attach(&disk).unwrap_err();
+    assert_eq!(refused.to_string(), "nobody runs it");
+    assert!(disk.grow(2 * SIZE).is_err() && disk.size() == SIZE);
 }
 
 #[test]
@@ -418,6 +517,16 @@ fn an_engine_whose_disk_was_about_to_leave_is_used_again_unless_its_disk_was_los
         assert_eq!(rig.write(0, &[7; 512]), Ok(()));
         assert_eq!(engines(), 1);
     }
+}
+
+#[test]
+fn an_engine_whose_disk_is_about_to_leave_is_no_other_disks() {
+    let [(options, seen), (other, others)] = [vector(512), vector(512)];
+    let mut rig = Rig::new(&options);
+    rig.engines.detach(rig.slot);
+    rig.slot = rig.engines.attach(&Arc::new(Disk::open(&other).unwrap())).unwrap();
+    assert_eq!(rig.write(0, &[7; 512]), Ok(()));
+    assert_eq!((seen.lock().unwrap().jobs.len(), others.lock().unwrap().jobs.len()), (0, 1));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What a worker does before its turn is over.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
@@ -25,6 +26,8 @@ const SIZE: u64 = 1 << 20;
 /// A queue with a driver, in memory of their own.
 struct Guest {
     memory: Arc<GuestMemory>,
+    /// What is behind that.
+    file: File,
     driver: Driver,
     worker: QueueWorker,
 }
@@ -36,30 +39,37 @@ impl Guest {
 
     /// One of the guest's queues whose export does this about errors.
     fn of(errors: Arc<ErrorHandling>, packed: bool, disks: Vec<Option<Arc<Disk>>>) -> Self {
+        Self::sized(64, errors, packed, disks)
+    }
+
+    /// Likewise, with so many descriptors.
+    fn sized(size: u16, errors: Arc<ErrorHandling>, packed: bool, disks: Vec<Option<Arc<Disk>>>) -> Self {
         let blk = BlkConfig {
             capacity_bytes: SIZE,
             logical_block_size: 512,
             physical_block_size: 512,
             optimal_io_size: 0,
             num_queues: 1,
-            queue_size: 64,
+            queue_size: size,
             read_only: false,
             serial: "worker".into(),
             writethrough: false,
             discard: None,
             write_zeroes: None,
         };
-        let memory = Arc::new(GuestMemory::empty().with(Region::anonymous(0, 0x10_0000).unwrap()).unwrap());
+        let region = Region::anonymous(0, 0x10_0000).unwrap();
+        let file = region.file.try_clone().unwrap();
+        let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
         let base = if packed { 0x8000 } else { 0 };
-        let config = DriverConfig { size: 64, packed, event_idx: true, indirect: None, base };
+        let config = DriverConfig { size, packed, event_idx: true, indirect: None, base };
         let driver = Driver::new(&memory, 0, config).unwrap();
         let queue = driver.queue().start(&memory).unwrap();
-        let model = Blk::new(blk).unwrap().model(0, 64);
+        let model = Blk::new(blk).unwrap().model(0, size);
         let log = Arc::new(PeerLog::new("e"));
         let info = QueueInfo { log, index: 0, kickless: Kickless::default(), unpinned: channel().0 };
         let disks = Disks::new(disks);
         let worker = QueueWorker::new(info, queue, model, disks, VringFds::default(), errors, Arc::default());
-        Self { memory, driver, worker }
+        Self { memory, file, driver, worker }
     }
 
     /// Makes so many requests available, all at once, whose answers have `len` bytes with their status.
@@ -112,6 +122,47 @@ fn a_driver_has_the_first_of_many_chains_before_the_others_have_ended() {
         // Where nothing was used there is nobody to call, and nothing was spared.
         worker.notify(&mut Signals::new().unwrap());
         assert_eq!((worker.counters.calls.get(), worker.counters.calls_spared.get()), (1, 0));
+    }
+}
+
+#[test]
+fn a_turn_takes_in_so_many_iovecs_however_few_bytes_they_have() {
+    const OF_EACH: u32 = 128;
+    for packed in [false, true] {
+        let errors = ErrorHandling::new("e", ErrorPolicy::default());
+        let mut guest = Guest::sized(2048, errors, packed, Vec::new());
+        assert!(guest.memory.write(HEADER, &[0; 16]));
+        // None of them goes on where another ends.
+        let data = (0..u64::from(OF_EACH) - 2).map(|at| Piece { addr: ANSWERS + 1024 * at, len: 512 });
+        let answer: Vec<Piece> = data.chain([Piece { addr: ANSWERS + 0x4_0000, len: 1 }]).collect();
+        for token in 0..16 {
+            guest.driver.add(&[Piece { addr: HEADER, len: 16 }], &answer, token).unwrap();
+        }
+        guest.driver.publish();
+        let (mut engines, mut signals) = (EngineSet::new(EngineOptions::default()), Signals::new().unwrap());
+        for turn in 0..2 {
+            guest.worker.take_in(&mut engines, || Nanos::ZERO);
+            guest.worker.notify(&mut signals);
+            let taken = std::iter::from_fn(|| guest.driver.reap().unwrap()).count() as u32;
+            assert_eq!(taken, TURN_IOVECS / OF_EACH, "packed: {packed}, turn {turn}");
+        }
+    }
+}
+
+#[test]
+fn a_queue_whose_memory_is_taken_away_is_broken_once() {
+    for packed in [false, true] {
+        let mut guest = Guest::new(packed, Vec::new());
+        let mut engines = EngineSet::new(EngineOptions::default());
+        guest.ask(GET_ID, 1, 21);
+        guest.file.set_len(0).unwrap();
+        // Whoever looks for what is available finds out.
+        assert!(!guest.worker.poll());
+        for _ in 0..2 {
+            guest.worker.take_in(&mut engines, || Nanos::ZERO);
+            assert_eq!(guest.worker.counters.broken.get(), 1, "packed: {packed}");
+        }
+        assert!(guest.worker.phase == Phase::Broken && guest.worker.is_drained());
     }
 }
 
@@ -222,9 +273,20 @@ fn reading(
     errors: &Arc<ErrorHandling>,
     disks: impl IntoIterator<Item = Arc<Disk>>,
 ) -> (EventLoop<Worker>, Vec<(Driver, SourceId)>) {
+    reading_with(errors, false, disks)
+}
+
+/// Likewise, with descriptors by which they are kicked.
+fn reading_with(
+    errors: &Arc<ErrorHandling>,
+    are_kicked: bool,
+    disks: impl IntoIterator<Item = Arc<Disk>>,
+) -> (EventLoop<Worker>, Vec<(Driver, SourceId)>) {
     let mut io = event_loop(ClockReads::ByPhase);
     let queues = disks.into_iter().map(|disk| {
         let mut guest = Guest::of(Arc::clone(errors), false, vec![Some(disk)]);
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        guest.worker.fds().kick = are_kicked.then(|| rustix::event::eventfd(0, flags).unwrap());
         guest.ask(IN, 1, 513);
         let Guest { driver, worker, .. } = guest;
         (driver, io.attach(worker.into()).map_err(|(_, e)| e).unwrap())
@@ -313,19 +375,30 @@ fn no_request_is_overdue_for_what_it_waited_while_its_export_was_stopped() {
 }
 
 #[test]
-fn a_queue_finds_out_by_itself_that_a_request_is_overdue() {
+fn a_queue_finds_out_by_itself_that_a_request_is_overdue_and_that_it_is_so_no_longer() {
     const TIMEOUT: Nanos = Nanos::from_millis(20);
-    let errors = ErrorHandling::new("e", ErrorPolicy { timeout: Some(TIMEOUT), ..ErrorPolicy::default() });
-    let null = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(1 << 40), read_zeroes: false };
-    let slow = Arc::new(Disk::open(&Options::new("slow", null)).unwrap());
-    let (mut io, mut queues) = reading(&errors, [slow]);
-    let (_driver, id) = queues.pop().unwrap();
-    // A turn that nobody wakes ends when the queue has asked for that.
-    while queue(&mut io, id).counters.overdue.get() == 0 {
-        io.turn().unwrap();
+    const NEVER: u64 = 1 << 40;
+    for (are_kicked, latency) in [(false, NEVER), (true, NEVER), (true, 1000)] {
+        let errors = ErrorHandling::new("e", ErrorPolicy { timeout: Some(TIMEOUT), ..ErrorPolicy::default() });
+        let null = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(latency), read_zeroes: false };
+        let slow = Arc::new(Disk::open(&Options::new("slow", null)).unwrap());
+        let (mut io, mut queues) = reading_with(&errors, are_kicked, [slow]);
+        let (mut driver, id) = queues.pop().unwrap();
+        // A turn that nobody wakes ends when the queue has asked for that.
+        while queue(&mut io, id).counters.overdue.get() == 0 {
+            io.turn().unwrap();
+        }
+        assert_eq!(queue(&mut io, id).counters.overdue.get(), 1);
+        assert!(errors.take_overdue().is_some_and(|oldest| oldest >= TIMEOUT));
+        if latency != NEVER {
+            while queue(&mut io, id).counters.overdue.get() > 0 {
+                io.turn().unwrap();
+            }
+            assert!(driver.reap().unwrap().is_some());
+        }
+        let left = u64::from(latency == NEVER);
+        assert_eq!(queue(&mut io, id).counters.in_flight.get(), left, "kicked: {are_kicked}");
     }
-    assert_eq!((queue(&mut io, id).counters.overdue.get(), queue(&mut io, id).counters.in_flight.get()), (1, 1));
-    assert!(errors.take_overdue().is_some_and(|oldest| oldest >= TIMEOUT));
 }
 
 #[test]

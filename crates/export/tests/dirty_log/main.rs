@@ -22,7 +22,10 @@ use egret_virtio::scsi::{LunAddress, ScsiConfig};
 use egret_vring::memory::GuestMemory;
 use egret_vring::ring::Piece;
 
-use peer::{CHECK_DEVICE_STATE, IoThread, SET_DEVICE_STATE_FD, blk_config, export_config, words};
+use peer::{
+    CHECK_DEVICE_STATE, IoThread, NEED_REPLY, SET_DEVICE_STATE_FD, SET_LOG_FD, blk_config, export_config, longs, words,
+};
+use rustix::event::{EventfdFlags, eventfd};
 use vm::*;
 
 const MIB: u64 = 1 << 20;
@@ -299,18 +302,51 @@ fn a_device_whose_rings_run_has_no_state_to_give_and_takes_none() {
 fn a_log_that_is_too_small_ends_the_session_when_a_ring_would_need_it() {
     let shape = Rings { packed: false, event_idx: true, size: 16 };
     let io = IoThread::start();
-    for wrong in 0..4 {
-        let (ours, _export) = blk(&io, disks(image().path()).remove(0).1);
-        let mut vm = Vm::boot(ours, shape);
-        let answer = match wrong {
-            // One page less than there are; then the log is of no use to anybody.
-            0 => vm.hand_over_log(LOG_BYTES - 1).map(|_| 0),
-            // A used ring beyond the log, or at the end of all addresses.
-            1 => vm.logs_ring_at(8 * 4096 * LOG_BYTES - 1),
-            2 => vm.logs_ring_at(u64::MAX),
-            _ => vm.logs_ring_at(8 * 4096 * LOG_BYTES - 4096),
+    let image = image();
+    let boot = |shape| {
+        let (ours, export) = blk(&io, disks(image.path()).remove(0).1);
+        (Vm::boot(ours, shape), export)
+    };
+    // One page less than there are; then the log is of no use to anybody.
+    assert!(boot(shape).0.hand_over_log(LOG_BYTES - 1).is_none());
+    // A used ring of so many bytes.
+    let (packed, end) = (Rings { packed: true, ..shape }, 8 * 4096 * LOG_BYTES);
+    for (shape, len) in [(shape, 6 + 8 * 16), (packed, 4)] {
+        for (at, is_within) in
+            [(end - 4096, true), (end - len, true), (end - len + 1, false), (end - 1, false), (u64::MAX, false)]
+        {
+            let (mut vm, _export) = boot(shape);
+            assert_eq!(vm.logs_ring_at(at).is_some(), is_within, "{shape:?} at {at:#x}");
+        }
+    }
+}
+
+#[test]
+fn a_log_is_signalled_when_it_has_changed_and_not_where_nothing_is_logged() {
+    let io = IoThread::start();
+    let image = image();
+    for packed in [false, true] {
+        let (ours, _export) = blk(&io, disks(image.path()).remove(0).1);
+        let mut vm = Vm::boot(ours, Rings { packed, event_idx: true, size: 16 });
+        let signal = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        vm.peer.say(SET_LOG_FD, NEED_REPLY, &[], &[signal.as_fd()]);
+        assert_eq!(vm.peer.hear(), Some(longs(&[0])));
+        let is_signalled = |vm: &mut Vm| {
+            // Whatever came before is nothing to this.
+            let _ = rustix::io::read(&signal, &mut [0; 8]);
+            vm.write(DATA, &[0; 16]);
+            let (data, status) = (Piece { addr: DATA + 512, len: 512 }, Piece { addr: DATA + 16, len: 1 });
+            vm.add(0, &[Piece { addr: DATA, len: 16 }], &[data, status]);
+            vm.publish();
+            vm.reap(0, 1);
+            vm.sync();
+            rustix::io::read(&signal, &mut [0; 8]).is_ok()
         };
-        assert_eq!(answer.is_some(), wrong == 3, "{wrong}");
+        assert!(!is_signalled(&mut vm), "packed: {packed}");
+        vm.start_logging();
+        assert!(is_signalled(&mut vm), "packed: {packed}");
+        vm.stop_logging();
+        assert!(!is_signalled(&mut vm), "packed: {packed}");
     }
 }
 

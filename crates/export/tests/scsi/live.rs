@@ -4,11 +4,17 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use egret_disk::{Aio, Disk, Driver, Options};
-use egret_event_loop::Nanos;
+use egret_event_loop::{Nanos, clock};
 use egret_export::{DiskSwap, ExportError, Pause, reopen};
 
 use crate::machine::*;
-use crate::peer::{GET_VRING_BASE, IoThread, SET_VRING_CALL, SET_VRING_KICK, longs, words};
+use crate::peer::{GET_VRING_BASE, IoThread, SET_VRING_CALL, SET_VRING_KICK, await_that, longs, words};
+
+/// A pause is a part of the time that a change took, and the drain a part of that.
+fn assert_sound(pause: Pause, begun: Nanos) {
+    let Pause { whole, drain } = pause;
+    assert!(whole > Nanos::ZERO && drain <= whole && whole <= clock::now() - begun, "{pause:?}");
+}
 
 #[test]
 fn queues_that_move_between_loops_lose_neither_commands_nor_kicks_nor_events() {
@@ -23,7 +29,8 @@ fn move_queues(loops: &[IoThread; 3], layout: Layout) {
         let to = &loops[round % 3].0;
         // In flight, between two moves, and idle.
         machine.send(FIRST, &READ, 4096);
-        assert!(export.run_on(std::slice::from_ref(to)).unwrap().whole > Nanos::ZERO);
+        let begun = clock::now();
+        assert_sound(export.run_on(std::slice::from_ref(to)).unwrap(), begun);
         assert_eq!(machine.answer(), GOOD);
         assert_eq!(export.run_on(std::slice::from_ref(to)).unwrap(), Pause::default(), "it is there");
         machine.offer_event();
@@ -69,7 +76,8 @@ fn a_disk_that_is_exchanged_is_let_go_of_by_every_queue() {
         machine.send(LATE, &READ, 4096);
         let new = disk(Nanos::from_micros(200));
         let change = DiskSwap { old: Arc::clone(&old), new: Arc::clone(&new) };
-        assert!(reopen(&[&export], &[change]).unwrap().whole > Nanos::ZERO);
+        let begun = clock::now();
+        assert_sound(reopen(&[&export], &[change]).unwrap(), begun);
         assert_eq!(machine.answer(), GOOD);
         assert_eq!(Arc::strong_count(&old), 1, "nobody uses it any more");
         old = new;
@@ -80,6 +88,26 @@ fn a_disk_that_is_exchanged_is_let_go_of_by_every_queue() {
     export.remove_lun(LATE).unwrap();
     assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
     assert_eq!(Arc::strong_count(&old), 1);
+}
+
+#[test]
+fn a_disk_is_not_exchanged_before_a_queue_that_stops_has_let_go_of_it() {
+    let io = IoThread::start();
+    let old = disk(Nanos::from_millis(500));
+    let (mut machine, export) = started_with(&io, Arc::clone(&old), Layout::Split);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    for queue in [CONTROL, EVENTS] {
+        assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
+    }
+    machine.send(FIRST, &READ, 4096);
+    await_that("the read to begin", || export.stats().in_flight == 1);
+    machine.peer.say(GET_VRING_BASE, 0, &words(&[REQUESTS, 0]), &[]);
+    await_that("the last queue to be stopping", || !export.is_in_use());
+    let change = DiskSwap { old: Arc::clone(&old), new: disk(Nanos::ZERO) };
+    assert_eq!(reopen(&[&export], &[change]).unwrap(), Pause::default(), "none of them runs");
+    assert!(machine.rings[REQUESTS as usize].driver.has_used());
+    assert!(machine.peer.hear().is_some());
+    await_that("nobody to have the old one", || Arc::strong_count(&old) == 1);
 }
 
 #[test]

@@ -306,10 +306,12 @@ fn what_failed_goes_on_in_the_order_in_which_it_did_however_often_it_was_tried_i
         machine.rings[REQUESTS as usize].driver.add(&readable, &writable, place).unwrap();
     }
     // The device sees the three at once.
+    let begun = Instant::now();
     let ring = &mut machine.rings[REQUESTS as usize];
     ring.driver.publish();
     ring.kick();
     assert_eq!([(); 3].map(|()| machine.reap(REQUESTS).token), [0, 1, 2]);
+    assert!(begun.elapsed() >= Duration::from_secs(2), "it looks for space once a second");
     assert_eq!([0, 1, 2].map(|place| response(&machine, REQUESTS, place)), [0; 3]);
     assert_eq!((export.errors().stops(), export.stats().waiting), (1, 0));
 }

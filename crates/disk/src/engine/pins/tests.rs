@@ -256,3 +256,75 @@ fn a_step_is_followed_by_a_rest() {
     assert!(rests > 0);
     assert_eq!(steps, CHUNK / SLICE + 1, "a slice at a time, and all of it when it is mapped");
 }
+
+#[test]
+fn what_was_not_there_is_looked_for_less_and_less_often_and_once_a_second_at_least() {
+    let mut rig = Rig::new();
+    rig.pins.enter(&rig.ring, pinning(&present(&[4096]))).unwrap();
+    let map = rig.pins.maps[0].as_mut().unwrap();
+    let waits: Vec<Nanos> = (0..12)
+        .map(|now| {
+            map.wait(Nanos(now));
+            map.not_before - Nanos(now)
+        })
+        .collect();
+    let expected = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1000].map(Nanos::from_millis);
+    assert_eq!(waits, expected);
+}
+
+#[test]
+fn memory_is_mapped_if_three_quarters_of_it_are_there() {
+    for (there, is_mapped) in [(16, true), (12, true), (11, false), (0, false)] {
+        let region = GuestRegion::anonymous(0, 16 << 12).unwrap();
+        region.file.write_all_at(&vec![1; there << 12], 0).unwrap();
+        let memory = GuestMemory::empty().with(region).unwrap();
+        let whole = memory.mapped().next().unwrap();
+        assert_eq!(map_what_is_there(whole.base(), whole.len()), is_mapped, "{there} pages of 16");
+    }
+}
+
+#[test]
+fn a_region_that_ends_with_a_chunk_ends_there_and_a_piece_of_no_length_is_in_none() {
+    let mut rig = Rig::new();
+    let memory = present(&[CHUNK as u64, 4096]);
+    let map = rig.pins.enter(&rig.ring, pinning(&memory)).unwrap();
+    let other = piece(&memory, 4096, 0, 4096);
+    let buffer = rig.await_buffer(map, &other);
+    assert_eq!((rig.read(&other, buffer), rig.pinned()), (4096, 4096));
+    rig.settle();
+    assert_eq!(rig.pins.buffer(map, &piece(&memory, CHUNK as u64, 0, 0)), None);
+    assert!(!rig.pins.wanted);
+}
+
+#[test]
+fn who_wants_much_is_pinned_no_more_in_a_time_than_who_wants_little() {
+    let mut rig = Rig::new();
+    let lens = [4096, 8192, 12288, 16384];
+    let (greedy, modest) = (present(&lens), present(&[4096]));
+    let [much, little] = [&greedy, &modest].map(|memory| rig.pins.enter(&rig.ring, pinning(memory)).unwrap());
+    let wanted = piece(&modest, 4096, 0, 512);
+    while rig.pins.buffer(little, &wanted).is_none() {
+        for len in lens {
+            rig.pins.buffer(much, &piece(&greedy, len, 0, 512));
+        }
+        rig.step();
+    }
+    assert!(rig.pins.maps[0].as_ref().unwrap().registered <= 1);
+}
+
+#[test]
+fn when_it_ends_nothing_is_registered_and_all_memory_is_given_back() {
+    let mut rig = Rig::new();
+    let memory = present(&[4096, 8192]);
+    let given_back = Rc::new(Cell::new(0));
+    let counts = Rc::clone(&given_back);
+    let give_back = Box::new(move |_| counts.set(counts.get() + 1));
+    let map = rig.pins.enter(&rig.ring, Pinning { give_back, ..pinning(&memory) }).unwrap();
+    let pieces = [4096, 8192].map(|len| piece(&memory, len, 0, 4096));
+    let buffers = pieces.map(|piece| rig.await_buffer(map, &piece));
+    rig.pins.end(&rig.ring);
+    assert_eq!(given_back.get(), 1);
+    for (piece, buffer) in pieces.iter().zip(buffers) {
+        assert_eq!(rig.read(piece, buffer), -libc::EFAULT);
+    }
+}

@@ -145,6 +145,25 @@ fn a_lane_that_is_closed_has_used_up_what_it_took_along() {
 }
 
 #[test]
+fn what_is_forgotten_of_a_queue_or_has_left_with_its_disk_takes_no_turn_of_others() {
+    for disk_leaves in [false, true] {
+        // Two of them may come at once.
+        let mut schedule = Schedule::new(limits(average(10)));
+        let disk = schedule.join();
+        let beside = if disk_leaves { schedule.join() } else { disk };
+        let gone = load(&mut schedule, disk, Direction::Write, 2);
+        let stays = load(&mut schedule, beside, Direction::Write, 2);
+        if disk_leaves {
+            schedule.leave(disk);
+        } else {
+            schedule.forget(disk, gone.queue);
+        }
+        schedule.grant(Nanos::ZERO);
+        assert_eq!((schedule.take(gone.queue), schedule.take(stays.queue)), ([0, 0], [0, 2]), "{disk_leaves}");
+    }
+}
+
+#[test]
 fn new_limits_begin_with_nothing_used_up() {
     let mut schedule = Schedule::new(limits(average(1)));
     let disk = schedule.join();

@@ -105,9 +105,7 @@ impl Client {
 
     /// Asks what is allocated, which the export's thread finds out.
     pub(super) fn ask_extents(&mut self, core: &mut Core, request: &Request, to: ReplyTo, one: bool, now: Nanos) {
-        // Lengths have 32 bits.
-        let most = if self.headers == Headers::Extended { u64::MAX } else { u64::from(u32::MAX) & !511 };
-        let len = request.length.min(most);
+        let len = request.length;
         let kind = Kind::Status { one };
         let new = Command { to, kind, len, cut: len, parts: 1, is_cut: true, failed: None, begun: now };
         let command = self.commands.insert(new);

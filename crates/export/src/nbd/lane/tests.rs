@@ -1,6 +1,7 @@
 //! What becomes of a lane's clients, turn by turn.
 
 use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -179,6 +180,127 @@ fn heard(client: &mut UnixStream) -> usize {
 const MIB: usize = 1 << 20;
 /// Longer than any test.
 const NEVER: Nanos = Nanos::from_millis(1 << 40);
+
+#[test]
+fn a_client_that_says_something_and_is_gone_at_once_is_found_gone() {
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let mut client = fixture.connect(Vec::new());
+    fixture.await_clients(1);
+    while fixture.goes_on() {}
+    // One event tells of both.
+    client.write_all(&request(0, command::READ, 0)).unwrap();
+    drop(client);
+    while fixture.lane().clients.iter().any(Option::is_some) {
+        fixture.io.turn().unwrap();
+    }
+}
+
+#[test]
+fn what_was_asked_for_before_a_farewell_is_answered_though_nothing_more_can_come() {
+    let mut fixture = Fixture::of_zeroes(Nanos::from_millis(1));
+    let mut client = fixture.connect([request(0, command::READ, 512), request(0, command::DISCONNECT, 0)].concat());
+    client.shutdown(Shutdown::Write).unwrap();
+    fixture.await_clients(1);
+    while fixture.lane().clients.iter().any(Option::is_some) {
+        fixture.io.turn().unwrap();
+    }
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer.len(), 16 + 512);
+}
+
+#[test]
+fn requests_that_are_not_answered_and_answers_that_are_not_sent_are_so_many_together() {
+    const UNANSWERED: usize = 200;
+    const MOST: usize = 256;
+    let mut fixture = Fixture::of_zeroes(NEVER);
+    // Those of no length are answered at once, and the answers are sent at the end of a turn.
+    let input = [request(0, command::FLUSH, 0).repeat(UNANSWERED), request(0, command::READ, 0).repeat(300)];
+    let mut client = fixture.connect(input.concat());
+    let mut answered = Vec::new();
+    while answered.iter().sum::<usize>() < 300 {
+        fixture.io.turn().unwrap();
+        answered.push(heard(&mut client) / 16);
+    }
+    assert_eq!(answered.iter().max(), Some(&(MOST - UNANSWERED)), "{answered:?}");
+    assert_eq!(fixture.lane().core.requests, UNANSWERED as u64);
+}
+
+#[test]
+fn a_long_read_is_done_part_by_part_and_alone_where_its_data_comes_without_its_place() {
+    let (short, part, long) = (512, PART, 3 * PART);
+    for (headers, asked, parts) in [
+        (Headers::Simple, vec![long], 1),
+        (Headers::Simple, vec![short, long], 1),
+        (Headers::Simple, vec![long, short], 1),
+        (Headers::Simple, vec![short, part, short], 3),
+        (Headers::Structured, vec![long], 3),
+        (Headers::Structured, vec![short, long], 4),
+    ] {
+        let mut fixture = Fixture::of_zeroes(NEVER);
+        let input: Vec<u8> = asked.iter().flat_map(|len| request(0, command::READ, *len)).collect();
+        let _client = fixture.connect_with(headers, input);
+        fixture.await_clients(1);
+        while fixture.goes_on() {}
+        assert_eq!(fixture.lane().core.parts.len(), parts, "{headers:?} {asked:?}");
+    }
+}
+
+#[test]
+fn the_data_of_a_client_and_of_all_of_a_lane_takes_so_much_memory_and_each_has_a_part_of_its_own() {
+    for (clients, mib) in [(1, 4), (2, 8), (4, 16), (8, 16), (20, 20)] {
+        let mut fixture = Fixture::of_zeroes(NEVER);
+        let asked = request(0, command::READ, 32 << 20);
+        let _clients: Vec<_> = (0..clients).map(|_| fixture.connect_with(Headers::Structured, asked.clone())).collect();
+        fixture.await_clients(clients);
+        while fixture.goes_on() {}
+        assert_eq!(fixture.lane().core.pool.taken(), mib * MIB, "{clients} clients");
+    }
+}
+
+#[test]
+fn what_is_allocated_is_told_to_who_has_asked_and_to_nobody_who_has_come_in_his_place() {
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let ask = |fixture: &mut Fixture| {
+        let client = fixture.connect_with(Headers::Structured, request(0, command::BLOCK_STATUS, 4096));
+        while fixture.lane().core.requests == 0 {
+            fixture.io.turn().unwrap();
+        }
+        (client, fixture.lane().clients[0].as_ref().unwrap().id)
+    };
+    let (gone, of_gone) = ask(&mut fixture);
+    drop(gone);
+    while fixture.lane().core.requests > 0 {
+        fixture.io.turn().unwrap();
+    }
+    // Both have the same place, and so have their questions.
+    let (mut client, id) = ask(&mut fixture);
+    let tell = |fixture: &mut Fixture, client| {
+        let extents = vec![egret_disk::Extent { len: 4096, is_hole: true }];
+        fixture.inbox.post(Letter::Extents { client, command: 0, extents });
+        fixture.io.wake(fixture.id);
+        fixture.io.turn().unwrap();
+    };
+    tell(&mut fixture, of_gone);
+    assert_eq!((heard(&mut client), fixture.lane().core.requests), (0, 1));
+    tell(&mut fixture, id);
+    assert_eq!((heard(&mut client), fixture.lane().core.requests), (20 + 4 + 8, 0));
+}
+
+#[test]
+fn questions_are_forgotten_of_the_client_that_is_gone_and_not_of_another_lane_s_or_the_next() {
+    let null = Driver::Null { size: 512, latency: Nanos::ZERO, read_zeroes: true };
+    let disk = Arc::new(Disk::open(&Options::new("null", null)).unwrap());
+    let inboxes = [(); 2].map(|()| Arc::<Inbox>::default());
+    let ids = [1, 2].map(|generation| ClientId { index: 0, generation });
+    let queries = Queries::new().unwrap();
+    for (inbox, client) in inboxes.iter().flat_map(|inbox| ids.map(|client| (inbox, client))) {
+        let (inbox, disk) = (Arc::clone(inbox), Arc::clone(&disk));
+        queries.ask(Query { inbox, client, command: 0, disk, offset: 0, len: 512, one: true });
+    }
+    queries.forget(&inboxes[0], ids[0]);
+    assert_eq!(queries.in_order(), [ids[1], ids[0], ids[1]]);
+}
 
 #[test]
 fn a_turn_takes_in_so_much_work_however_few_bytes_ask_for_it() {
