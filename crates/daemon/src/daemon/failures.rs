@@ -261,7 +261,13 @@ mod tests {
     fn whoever_tells_of_failures_is_awake_when_a_stop_that_waits_is_due() {
         let failures = Failures::new().unwrap();
         let now = Instant::now();
-        let stop = Failure { export: "e0".into(), op: Op::Flush, errno: Errno::IO, action: Action::Stop, has_lost_writes: false };
+        let stop = Failure {
+            export: "e0".into(),
+            op: Op::Flush,
+            errno: Errno::IO,
+            action: Action::Stop,
+            has_lost_writes: false,
+        };
         let stopped = || failures.lock().due([("d0".to_owned(), stop.clone())], now).len();
         (0..STOPS).for_each(|_| assert_eq!(stopped(), 1));
         assert_eq!((stopped(), failures.due()), (0, Some(now + REST)));

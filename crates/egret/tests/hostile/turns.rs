@@ -37,7 +37,11 @@ fn a_thousand_chains_of_four_gigabytes_or_of_nothing_leave_room_for_the_neighbou
             attacker.publish();
             attacker.await_all_or_end();
             if let (Some(before), Some(after)) = (before, scene.turns()) {
-                assert!(after - before >= SIZE.into(), "{variant:?}: {SIZE} chains of {len} in {} turns", after - before);
+                assert!(
+                    after - before >= SIZE.into(),
+                    "{variant:?}: {SIZE} chains of {len} in {} turns",
+                    after - before
+                );
             }
         });
         scene.close();
