@@ -317,6 +317,17 @@ mod tests {
     }
 
     #[test]
+    fn a_path_may_be_as_long_as_the_system_has_room_for_it() {
+        let (dir, _) = place();
+        let room = MAX_SOCKET_PATH - dir.path().as_os_str().len() - 1;
+        for (len, fits) in [(room, true), (room + 1, false)] {
+            let bound = UnixSocket::bind(&dir.path().join("s".repeat(len)), &any(), Rights::Refused);
+            assert_eq!(bound.is_ok(), fits);
+            assert!(fits || matches!(bound, Err(BindError::TooLong(108))));
+        }
+    }
+
+    #[test]
     fn a_socket_that_cannot_be_given_away_is_not_left_behind() {
         let (_dir, path) = place();
         let is_root = rustix::process::geteuid().is_root();
