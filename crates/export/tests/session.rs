@@ -678,6 +678,14 @@ fn a_client_that_pauses_in_the_middle_of_a_message_loses_its_session() {
 }
 
 #[test]
+fn a_client_that_takes_no_answers_is_hung_up_on_and_not_waited_for() {
+    let io = IoThread::start();
+    let (mut peer, _export) = peer(&io);
+    let question = words(&[GET_QUEUE_NUM, 1, 0]);
+    while peer.0.write_all(&question).is_ok() {}
+}
+
+#[test]
 fn a_client_that_never_pauses_is_listened_to_at_a_pace() {
     let io = IoThread::start();
     let (mut peer, _export) = agreed(&io);
