@@ -409,7 +409,12 @@ mod tests {
             let mut client = UnixStream::connect(&path).unwrap();
             let arrival = socket.accept().unwrap();
             match (arrival, is_let_in) {
-                (Arrival::Client(_), true) => {}
+                (Arrival::Client(client), true) => {
+                    let flags = rustix::fs::fcntl_getfl(&client).unwrap();
+                    assert!(flags.contains(OFlags::NONBLOCK), "nobody waits for it");
+                    let flags = rustix::io::fcntl_getfd(&client).unwrap();
+                    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "no program has it that is started");
+                }
                 (Arrival::Refused(uid), false) => {
                     assert_eq!(uid, ours);
                     assert_eq!(io::Read::read(&mut client, &mut [0]).unwrap(), 0, "it was hung up on");
