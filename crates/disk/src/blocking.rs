@@ -153,6 +153,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_run_of_a_large_request_in_one_go_moves_a_part_of_it_and_nothing_else() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(8 << 20).unwrap();
+        let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
+        let disk = Disk::open(&options).unwrap();
+        let mut memory = vec![1u8; 5 << 20];
+        let base = memory.as_mut_ptr();
+        // SAFETY: the memory outlives the request.
+        let buffers = unsafe { Lent::assume(vec![IoVec::new(base, 5 << 20)]) };
+        let request = Request { op: Op::Read, offset: 0, len: 5 << 20, buffers, token: RequestToken(0) };
+        let (mut job, mut done, mut scratch) = (Job::new(0, request), 0, Scratch::default());
+        for parts in 1..4 {
+            assert!(run(&disk, &mut job, &mut done, SHARED_PART, &mut scratch).is_pending());
+            assert_eq!(done, parts * SHARED_PART);
+            let filled = memory.iter().position(|byte| *byte != 0);
+            assert_eq!(filled, Some(done as usize), "the image is all zeroes");
+        }
+    }
+
+    #[test]
     fn parts_are_as_long_as_asked_for_whatever_is_done_and_what_is_not_large_has_none() {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(8 << 20).unwrap();

@@ -199,3 +199,17 @@ fn ioctl_get<T: Default>(file: &File, request: u32) -> io::Result<T> {
         _ => Ok(value),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_device_has_none_of_a_devices_numbers() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        assert_eq!(size(&file, false).unwrap(), 4096);
+        assert!(size(&file, true).is_err() && blocks(&file, true).is_err() && !is_read_only_device(&file));
+        assert!(discard_device(&file, 0, 4096).is_err());
+    }
+}

@@ -97,3 +97,39 @@ fn map(file: BorrowedFd<'_>, len: usize) -> Result<GuestMemory, TransferError> {
     let region = Region { guest_addr: 0, size: len as u64, user_addr: 0, file, offset: 0 };
     Ok(GuestMemory::empty().with(region)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use egret_virtio::blk::{Blk, BlkConfig};
+
+    use super::*;
+
+    #[test]
+    fn a_state_that_says_that_it_is_longer_than_any_is_not_made_room_for() {
+        let config = BlkConfig {
+            capacity_bytes: 1 << 20,
+            logical_block_size: 512,
+            physical_block_size: 512,
+            optimal_io_size: 0,
+            num_queues: 1,
+            queue_size: 64,
+            read_only: false,
+            serial: "state".into(),
+            writethrough: false,
+            discard: None,
+            write_zeroes: None,
+        };
+        let device = Blk::new(config).unwrap();
+        for len in [LONGEST, LONGEST + 1, u32::MAX as usize] {
+            let mut state = device.save();
+            // Its length follows what it is of.
+            state[12..16].copy_from_slice(&((len - STATE_HEADER) as u32).to_le_bytes());
+            let file = begin_to_load().unwrap();
+            map(file.as_fd(), LONGEST).unwrap().write(0, &state);
+            match load(&*device, &file) {
+                Err(TransferError::Long(found)) => assert!(len > LONGEST && found == len),
+                other => assert!(len == LONGEST && matches!(other, Err(TransferError::State(_))), "{len}"),
+            }
+        }
+    }
+}

@@ -171,6 +171,8 @@ mod tests {
         }
         assert_eq!((latencies.count(), latencies.sum(), latencies.longest().0), (1000, Nanos(500_500_000), 1_000_000));
         assert_eq!(of([]).quantile(0.5), Nanos::ZERO);
+        // The last that the bucket of the first holds.
+        assert_eq!(of([300, 1 << 20]).quantile(0.5), Nanos(303));
         assert_eq!(of([u64::MAX / 2]).quantile(0.5), Nanos(u64::MAX / 2));
     }
 
@@ -179,6 +181,8 @@ mod tests {
         let latencies = of([100, 1000, 1024, 3000, 1 << 40]);
         let octaves: Vec<u64> = latencies.shorter_than_octaves(9..=13).map(|(_, count)| count).collect();
         assert_eq!(octaves, [1, 2, 3, 4, 4]);
+        // What the last bucket has may be longer than any.
+        assert!(latencies.shorter_than_octaves(35..=41).all(|(_, count)| count == 4));
     }
 
     #[test]

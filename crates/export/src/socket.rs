@@ -317,6 +317,17 @@ mod tests {
     }
 
     #[test]
+    fn a_path_may_be_as_long_as_the_system_has_room_for_it() {
+        let (dir, _) = place();
+        let room = MAX_SOCKET_PATH - dir.path().as_os_str().len() - 1;
+        for (len, fits) in [(room, true), (room + 1, false)] {
+            let bound = UnixSocket::bind(&dir.path().join("s".repeat(len)), &any(), Rights::Refused);
+            assert_eq!(bound.is_ok(), fits);
+            assert!(fits || matches!(bound, Err(BindError::TooLong(108))));
+        }
+    }
+
+    #[test]
     fn a_socket_that_cannot_be_given_away_is_not_left_behind() {
         let (_dir, path) = place();
         let is_root = rustix::process::geteuid().is_root();
@@ -398,7 +409,12 @@ mod tests {
             let mut client = UnixStream::connect(&path).unwrap();
             let arrival = socket.accept().unwrap();
             match (arrival, is_let_in) {
-                (Arrival::Client(_), true) => {}
+                (Arrival::Client(client), true) => {
+                    let flags = rustix::fs::fcntl_getfl(&client).unwrap();
+                    assert!(flags.contains(OFlags::NONBLOCK), "nobody waits for it");
+                    let flags = rustix::io::fcntl_getfd(&client).unwrap();
+                    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "no program has it that is started");
+                }
                 (Arrival::Refused(uid), false) => {
                     assert_eq!(uid, ours);
                     assert_eq!(io::Read::read(&mut client, &mut [0]).unwrap(), 0, "it was hung up on");

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use egret_disk::{DebugEvent, DebugRules, Discard, Disk, Driver, InjectError, IoType, Locking, Options};
+use egret_event_loop::clock;
 use egret_export::{
     Access, DiskSwap, Export, ExportError, NbdAddress, NbdOptions, NbdServer, NbdServerConfig, NbdServerError, OpStats,
     reopen,
@@ -98,7 +99,7 @@ fn every_request_is_done_answered_and_counted_whatever_headers_were_agreed_on() 
     let (served, io) = (Served::new(), IoThread::start());
     let export = served.export(named("disk"), &[&io]).unwrap();
     served.server.open();
-    let mut bytes_read = 0;
+    let (mut bytes_read, begun) = (0, clock::now());
     for (round, headers) in (1..).zip(ALL) {
         let mut client = served.connect(headers);
         assert!(export.is_in_use());
@@ -128,6 +129,12 @@ fn every_request_is_done_answered_and_counted_whatever_headers_were_agreed_on() 
             assert_eq!(client.hear().unwrap(), (refused, Err(self::error(error))));
             assert_eq!(client.hear().unwrap(), (read, Ok((data[..512].to_vec(), Vec::new()))));
         }
+        // So is what comes with a request that takes none, where its header can say that there is some.
+        let payload = vec![7; if headers == Headers::Extended { 512 } else { 0 }];
+        let refused = client.ask(PAYLOAD_LEN, command::READ, 0, 512, &payload);
+        let read = client.ask(0, command::READ, 512, 512, &[]);
+        assert_eq!(client.hear().unwrap(), (refused, Err(error(Errno::INVAL))));
+        assert_eq!(client.hear().unwrap(), (read, Ok((data[..512].to_vec(), Vec::new()))));
         assert_eq!(client.call(0, command::READ, 0, 0, &[]), Ok((Vec::new(), Vec::new())));
         client.call(0, command::FLUSH, 0, 0, &[]).unwrap();
         client.call(0, command::CACHE, 0, 2 * MIB, &[]).unwrap();
@@ -160,13 +167,13 @@ fn every_request_is_done_answered_and_counted_whatever_headers_were_agreed_on() 
         assert_eq!((stats.in_flight, stats.total().errors), (0, 0));
         bytes_read += data.len() as u64
             + reads.map(|(_, len)| len as u64).iter().sum::<u64>()
-            + 2 * 512
+            + 3 * 512
             + 2 * 8192
             + MIB
             + 1024
             + 2 * MIB;
         for (of, requests, bytes) in [
-            (RequestType::Read, 12, bytes_read),
+            (RequestType::Read, 13, bytes_read),
             (RequestType::Write, 1, round * data.len() as u64),
             (RequestType::Flush, 1, 0),
             (RequestType::Discard, 1, round * MIB),
@@ -175,7 +182,9 @@ fn every_request_is_done_answered_and_counted_whatever_headers_were_agreed_on() 
         ] {
             let expected = OpStats { requests: round * requests, bytes, errors: 0 };
             assert_eq!(stats.op(of), expected, "{headers:?} {of:?}");
-            assert_eq!(stats.latency_of(of).map(egret_export::Latencies::count), Some(round * requests));
+            let latency = stats.latency_of(of).unwrap();
+            assert_eq!(latency.count(), round * requests);
+            assert!(latency.longest() <= clock::now() - begun);
         }
         // The next one finds what this one has found.
         served.file.set_len(0).and_then(|()| served.file.set_len(SIZE)).unwrap();

@@ -12,7 +12,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_disk::{Disk, Driver, Options};
+use egret_disk::{Disk, Driver, LOCK_PATIENCE, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, ListenError};
 use egret_vring::memory::Region;
@@ -464,6 +464,33 @@ fn a_disk_that_may_be_inactive_is_active_while_rings_run_and_its_client_is_told_
 }
 
 #[test]
+fn a_ring_waits_for_a_disk_that_another_has_locked_and_its_session_ends_when_that_takes_too_long() {
+    let io = IoThread::start();
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len(MIB).unwrap();
+    let driver = Driver::File { filename: image.path().to_owned() };
+    let options = Options { allow_inactive: true, ..Options::new("disk", driver) };
+    let other = Arc::new(Disk::open(&options).unwrap());
+    for is_given_up in [true, false] {
+        let locked = other.activate().unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let disk = Arc::new(Disk::open(&options).unwrap());
+        let config = export_config(Address::Fd(theirs.into()));
+        let _export = Export::start(config, blk_config(MIB, 3), disk, vec![io.0.clone()]).unwrap();
+        let mut peer = Peer(ours);
+        peer.agree();
+        let begun = Instant::now();
+        let _ring = kick_ring(&mut peer, 0);
+        peer.say(SET_VRING_ENABLE, NEED_REPLY, &words(&[0, 1]), &[]);
+        if !is_given_up {
+            drop(locked);
+        }
+        assert_eq!(peer.hear(), Some(longs(&[is_given_up.into()])));
+        assert!(!is_given_up || begun.elapsed() >= LOCK_PATIENCE);
+    }
+}
+
+#[test]
 fn an_export_is_in_use_and_has_its_disk_active_while_a_ring_is_to_run_and_no_longer() {
     let io = IoThread::start();
     let (mut peer, export) = agreed(&io);
@@ -648,6 +675,14 @@ fn a_client_that_pauses_in_the_middle_of_a_message_loses_its_session() {
     let (mut peer, _export) = peer(&io);
     peer.0.write_all(&words(&[SET_FEATURES, 1])).unwrap();
     assert!(peer.hear().is_none(), "it is hung up on, and the next one is served");
+}
+
+#[test]
+fn a_client_that_takes_no_answers_is_hung_up_on_and_not_waited_for() {
+    let io = IoThread::start();
+    let (mut peer, _export) = peer(&io);
+    let question = words(&[GET_QUEUE_NUM, 1, 0]);
+    while peer.0.write_all(&question).is_ok() {}
 }
 
 #[test]

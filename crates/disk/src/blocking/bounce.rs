@@ -118,6 +118,7 @@ mod tests {
 
     use super::*;
     use crate::geometry::Alignment;
+    use crate::tests::pattern;
     use crate::{Driver, Options};
 
     #[test]
@@ -133,6 +134,33 @@ mod tests {
         // Another disk may want it elsewhere.
         disk.alignment.memory = 1 << 16;
         assert_eq!(scratch.copy(&disk, 512).0.align(), 1 << 16);
+    }
+
+    #[test]
+    fn what_is_copied_is_what_was_wanted_and_what_is_around_it_stays() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let data = pattern(65536, 1);
+        std::fs::write(image.path(), &data).unwrap();
+        let driver = Driver::File { filename: image.path().to_owned() };
+        let mut disk = Disk::open(&Options::new("disk0", driver)).unwrap();
+        disk.alignment = Alignment { memory: 512, offset: 4096 };
+        // What it holds is of the copies before.
+        let mut scratch = Scratch::default();
+        for (start, end) in
+            [(4608, 5120), (4096, 5120), (4608, 8192), (4608, 12800), (4096, 12800), (4608, 16384), (4096, 16384)]
+        {
+            std::fs::write(image.path(), &data).unwrap();
+            let mut memory = vec![0; end - start];
+            let wanted = start as u64..end as u64;
+            let moved = read_by_copy(&disk, &[piece(&mut memory)], 0, wanted.clone(), &mut scratch);
+            assert_eq!(moved, Ok(wanted.end - wanted.start));
+            assert!(memory == data[start..end], "{wanted:?}");
+            let moved = write_by_copy(&disk, Way::Write { through: false }, None, wanted.clone(), &mut scratch);
+            assert_eq!(moved, Ok(wanted.end - wanted.start));
+            let mut expected = data.clone();
+            expected[start..end].fill(0);
+            assert!(std::fs::read(image.path()).unwrap() == expected, "{wanted:?}");
+        }
     }
 
     #[test]

@@ -102,3 +102,40 @@ fn last_error() -> Errno {
 pub(crate) fn is_unsupported(e: Errno) -> bool {
     matches!(e, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::without_provenance_mut;
+
+    use super::*;
+    use crate::geometry::Alignment;
+    use crate::{Driver, Options};
+
+    #[test]
+    fn buffers_fit_if_their_place_and_each_length_are_whole_blocks_and_each_address_is_where_memory_has_to_be() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(4096).unwrap();
+        let driver = Driver::File { filename: image.path().to_owned() };
+        let mut disk = Disk::open(&Options::new("disk0", driver)).unwrap();
+        let at = |base: usize, len: usize| {
+            // SAFETY: nobody touches what is there.
+            unsafe { IoVec::new(without_provenance_mut(base), len) }
+        };
+        for (offset, pieces, is_right) in [
+            (0, vec![at(0x8000, 4096)], true),
+            (4096, vec![at(0x8200, 8192), at(0x1_0000, 4096)], true),
+            (512, vec![at(0x8000, 4096)], false),
+            (512, vec![at(0x8000, 512), at(0x1_0000, 3072)], false),
+            (0, vec![at(0x8000, 512), at(0x1_0000, 3584)], false),
+            (0, vec![at(0x8000, 4096), at(0x1_0000, 512)], false),
+            (0, vec![at(0x8100, 4096)], false),
+            (0, vec![at(0x8000, 4096), at(0x1_0001, 4096)], false),
+            (0, vec![at(0x8001, 4096), at(0x1_0000, 4096)], false),
+        ] {
+            disk.alignment = Alignment { memory: 512, offset: 4096 };
+            assert_eq!(fits(&disk, offset, &pieces), is_right, "{offset}");
+            disk.alignment = Alignment::NONE;
+            assert!(fits(&disk, offset, &pieces), "anything fits the page cache");
+        }
+    }
+}

@@ -109,6 +109,9 @@ mod tests {
         engines.set_aio_max_batch(5);
         let EngineOptions { thread_pool_min, thread_pool_max, aio_max_batch, .. } = engines.engines.options;
         assert_eq!((thread_pool_min, thread_pool_max, aio_max_batch), (2, 3, 5));
+        assert!(engines.engines.own_ring.is_none());
+        engines.make_ring_ahead();
+        assert!(engines.engines.own_ring.is_some());
     }
 
     #[test]

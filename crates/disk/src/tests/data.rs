@@ -57,6 +57,11 @@ fn a_flush_makes_stable_what_was_written_before_it() {
 
 /// Runs a test in all [`ways`] on a disk of which the first request of this kind fails.
 fn where_the_first_fails(iotype: IoType, errno: ErrnoName, test: impl Fn(&mut Rig)) {
+    where_the_first(iotype, Effect::Errno(errno), test);
+}
+
+/// The same, where that becomes of it.
+fn where_the_first(iotype: IoType, effect: Effect, test: impl Fn(&mut Rig)) {
     let (image, folder) = (tempfile::tempfile().unwrap(), tempfile::tempdir().unwrap());
     image.set_len(1 << 20).unwrap();
     let disk = match FaultDisk::mount(image, folder.path()) {
@@ -67,7 +72,6 @@ fn where_the_first_fails(iotype: IoType, errno: ErrnoName, test: impl Fn(&mut Ri
         println!("{name}");
         let ring = shared.then(shared_ring);
         let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
-        let effect = Effect::Errno(errno);
         let fault = Fault { iotype: Some(iotype), sectors: None, after: 0, times: Some(1), effect };
         disk.tell(Order::Inject(fault)).unwrap();
         test(&mut rig);
@@ -99,6 +103,25 @@ fn a_lack_of_space_is_told_as_what_it_is() {
         assert_eq!(rig.finish(token).0, Err(Errno::NOSPC));
         assert!(rig.disk.able.write_through.load(Ordering::Relaxed));
     });
+}
+
+#[test]
+fn what_a_disk_moves_of_a_request_is_gone_on_from_and_what_ends_within_a_block_has_ended() {
+    let data = pattern(65536, 4);
+    where_the_first(IoType::Read, Effect::Short(8192), |rig| {
+        if rig.disk.options().direct {
+            assert_eq!(rig.write(4096, &data), Ok(()));
+            assert!(rig.read(4096, data.len()) == data);
+        }
+    });
+    for moved in [0, 1000] {
+        where_the_first(IoType::Read, Effect::Short(moved), |rig| {
+            if rig.disk.options().direct {
+                let read = rig.push_read(4096, Memory::new(data.len(), 0));
+                assert_eq!(rig.finish(read).0, Err(Errno::IO), "{moved}");
+            }
+        });
+    }
 }
 
 #[test]

@@ -271,4 +271,6 @@ fn what_waits_for_limits_can_be_taken_back_and_limits_do_not_count_it() {
     rig.engines.submit(clock::now());
     rig.reap();
     assert_eq!((rig.done.len(), rig.engines.in_flight()), (5, 0));
+    rig.engines.detach(rig.slot);
+    assert_eq!(Arc::strong_count(&rig.disk), 1, "nothing of it is in flight");
 }

@@ -695,6 +695,8 @@ mod tests {
             assert!(matches!(handshake.feed(&inside, &offers), Ok(Fed::Waits)));
             assert_eq!(kinds(handshake.output()), [answer::INVALID, answer::ACK]);
         }
+        let aborted = Handshake::new(true).feed(&after_flags(&said(option::ABORT, b"")), &offers);
+        assert!(matches!(aborted, Err(None)), "it may leave at any time");
         for (said, why) in [
             ([said(option::STARTTLS, b""), said(option::LIST, b"")].concat(), "between STARTTLS and TLS"),
             ([said(option::STARTTLS, b""), vec![0x16]].concat(), "between STARTTLS and TLS"),

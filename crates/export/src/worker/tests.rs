@@ -39,11 +39,12 @@ impl Guest {
 
     /// One of the guest's queues whose export does this about errors.
     fn of(errors: Arc<ErrorHandling>, packed: bool, disks: Vec<Option<Arc<Disk>>>) -> Self {
-        Self::sized(64, errors, packed, disks)
+        Self::shaped(shape(packed), errors, disks)
     }
 
-    /// Likewise, with so many descriptors.
-    fn sized(size: u16, errors: Arc<ErrorHandling>, packed: bool, disks: Vec<Option<Arc<Disk>>>) -> Self {
+    /// One with a ring of this kind.
+    fn shaped(config: DriverConfig, errors: Arc<ErrorHandling>, disks: Vec<Option<Arc<Disk>>>) -> Self {
+        let size = config.size;
         let blk = BlkConfig {
             capacity_bytes: SIZE,
             logical_block_size: 512,
@@ -60,8 +61,6 @@ impl Guest {
         let region = Region::anonymous(0, 0x10_0000).unwrap();
         let file = region.file.try_clone().unwrap();
         let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
-        let base = if packed { 0x8000 } else { 0 };
-        let config = DriverConfig { size, packed, event_idx: true, indirect: None, base };
         let driver = Driver::new(&memory, 0, config).unwrap();
         let queue = driver.queue().start(&memory).unwrap();
         let model = Blk::new(blk).unwrap().model(0, size);
@@ -81,6 +80,11 @@ impl Guest {
         }
         self.driver.publish();
     }
+}
+
+/// What rings are here, mostly.
+fn shape(packed: bool) -> DriverConfig {
+    DriverConfig { size: 64, packed, event_idx: true, indirect: None, base: if packed { 0x8000 } else { 0 } }
 }
 
 /// One whose requests end in the turn in which they begin.
@@ -130,7 +134,7 @@ fn a_turn_takes_in_so_many_iovecs_however_few_bytes_they_have() {
     const OF_EACH: u32 = 128;
     for packed in [false, true] {
         let errors = ErrorHandling::new("e", ErrorPolicy::default());
-        let mut guest = Guest::sized(2048, errors, packed, Vec::new());
+        let mut guest = Guest::shaped(DriverConfig { size: 2048, ..shape(packed) }, errors, Vec::new());
         assert!(guest.memory.write(HEADER, &[0; 16]));
         // None of them goes on where another ends.
         let data = (0..u64::from(OF_EACH) - 2).map(|at| Piece { addr: ANSWERS + 1024 * at, len: 512 });
@@ -145,6 +149,26 @@ fn a_turn_takes_in_so_many_iovecs_however_few_bytes_they_have() {
             guest.worker.notify(&mut signals);
             let taken = std::iter::from_fn(|| guest.driver.reap().unwrap()).count() as u32;
             assert_eq!(taken, TURN_IOVECS / OF_EACH, "packed: {packed}, turn {turn}");
+            assert_eq!(guest.worker.iovecs, 0, "none of them is in flight");
+        }
+    }
+}
+
+#[test]
+fn a_driver_kicks_a_queue_that_waits_for_it_and_none_that_looks_by_itself() {
+    for packed in [false, true] {
+        let errors = ErrorHandling::new("e", ErrorPolicy::default());
+        let mut guest = Guest::shaped(DriverConfig { event_idx: false, ..shape(packed) }, errors, Vec::new());
+        for waits in [false, true, false] {
+            if waits {
+                assert!(guest.worker.arm());
+            } else {
+                guest.worker.suppress();
+            }
+            let answer = Piece { addr: ANSWERS, len: 21 };
+            guest.driver.add(&[Piece { addr: HEADER, len: 16 }], &[answer], 0).unwrap();
+            assert_eq!(guest.driver.publish(), waits, "packed: {packed}");
+            guest.worker.take_in(&mut EngineSet::new(EngineOptions::default()), || Nanos::ZERO);
         }
     }
 }
@@ -172,6 +196,7 @@ fn a_queue_whose_memory_is_taken_away_is_broken_once() {
 fn requests_of_a_turn_begin_and_end_at_one_time_or_each_at_its_own_as_its_loop_reads_the_clock() {
     const MANY: u64 = 32;
     for reads in [ClockReads::ByPhase, ClockReads::ByRequest] {
+        let asked = clock::now();
         let mut io = event_loop(reads);
         let mut guest = Guest::new(false, vec![Some(null_disk())]);
         guest.ask(IN, MANY, 513);
@@ -188,6 +213,7 @@ fn requests_of_a_turn_begin_and_end_at_one_time_or_each_at_its_own_as_its_loop_r
         let latencies = stats.latency_of(RequestType::Read).unwrap();
         let are_alike = latencies.sum().0 == MANY * latencies.longest().0;
         assert_eq!((latencies.count(), are_alike), (MANY, reads == ClockReads::ByPhase), "{reads:?}: {latencies:?}");
+        assert!(latencies.longest() <= clock::now() - asked);
 
         let mut guest = Guest::new(false, Vec::new());
         guest.ask(GET_ID, MANY, 21);
@@ -387,6 +413,9 @@ fn a_queue_finds_out_by_itself_that_a_request_is_overdue_and_that_it_is_so_no_lo
         // A turn that nobody wakes ends when the queue has asked for that.
         while queue(&mut io, id).counters.overdue.get() == 0 {
             io.turn().unwrap();
+            // It looks four times as often as requests may take.
+            let timer = queue(&mut io, id).timer;
+            assert!(timer <= clock::now() + Nanos(TIMEOUT.0 / 4), "kicked: {are_kicked}");
         }
         assert_eq!(queue(&mut io, id).counters.overdue.get(), 1);
         assert!(errors.take_overdue().is_some_and(|oldest| oldest >= TIMEOUT));

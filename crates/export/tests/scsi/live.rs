@@ -143,11 +143,14 @@ fn what_an_io_thread_cannot_run_stays_as_it_was_everywhere() {
 #[test]
 fn a_request_that_does_not_end_makes_a_change_fail_and_keeps_the_queue_where_it_was() {
     let loops = [IoThread::start(), IoThread::start()];
-    let (mut machine, export) = started(&loops[0], Nanos::from_millis(10_000));
+    let slow = disk(Nanos::from_millis(13_000));
+    let (mut machine, export) = started_with(&loops[0], Arc::clone(&slow), Layout::Split);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
     machine.send(FIRST, &READ, 4096);
     let to = [loops[1].0.clone()];
     assert!(matches!(export.run_on(&to), Err(ExportError::Busy(id)) if id == "e0"));
+    let change = DiskSwap { old: Arc::clone(&slow), new: disk(Nanos::ZERO) };
+    assert!(matches!(reopen(&[&export], &[change]), Err(ExportError::Busy(id)) if id == "e0"));
     // It goes on there, and can be moved when the request has ended.
     machine.offer_event();
     assert!(export.resize_lun(FIRST, MIB).unwrap());

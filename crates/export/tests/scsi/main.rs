@@ -32,6 +32,7 @@ fn a_unit_that_comes_while_the_queues_run_is_told_of_served_resized_and_taken_aw
     export.add_lun(LATE, unit("late"), disk(Nanos::ZERO)).unwrap();
     assert!(matches!(export.add_lun(LATE, unit("late"), disk(Nanos::ZERO)), Err(ExportError::Lun(..))));
     assert_eq!(export.luns(), [FIRST, LATE]);
+    assert!(export.lun(LATE).is_some());
     assert_eq!(machine.event(), (1, 3, 1), "transport reset, rescan");
     assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), POWER_ON);
     assert_eq!(machine.command(LATE, &READ, 4096), GOOD);
@@ -44,7 +45,7 @@ fn a_unit_that_comes_while_the_queues_run_is_told_of_served_resized_and_taken_aw
 
     machine.offer_event();
     export.remove_lun(LATE).unwrap();
-    assert!(matches!(export.remove_lun(LATE), Err(ExportError::NoLun(..))));
+    assert!(matches!(export.remove_lun(LATE), Err(ExportError::NoLun(..))) && export.lun(LATE).is_none());
     assert_eq!(machine.event(), (1, 3, 2), "transport reset, removed");
     assert_eq!(machine.command(LATE, &READ, 4096), BAD_TARGET);
     assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);

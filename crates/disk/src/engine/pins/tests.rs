@@ -300,8 +300,8 @@ fn a_region_that_ends_with_a_chunk_ends_there_and_a_piece_of_no_length_is_in_non
 fn who_wants_much_is_pinned_no_more_in_a_time_than_who_wants_little() {
     let mut rig = Rig::new();
     let lens = [4096, 8192, 12288, 16384];
-    let (greedy, modest) = (present(&lens), present(&[4096]));
-    let [much, little] = [&greedy, &modest].map(|memory| rig.pins.enter(&rig.ring, pinning(memory)).unwrap());
+    let (greedy, idle, modest) = (present(&lens), present(&[4096]), present(&[4096]));
+    let [much, _, little] = [&greedy, &idle, &modest].map(|memory| rig.pins.enter(&rig.ring, pinning(memory)).unwrap());
     let wanted = piece(&modest, 4096, 0, 512);
     while rig.pins.buffer(little, &wanted).is_none() {
         for len in lens {
