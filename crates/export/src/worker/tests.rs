@@ -148,7 +148,7 @@ fn a_turn_takes_in_so_many_iovecs_however_few_bytes_they_have() {
             guest.worker.take_in(&mut engines, || Nanos::ZERO);
             guest.worker.notify(&mut signals);
             let taken = std::iter::from_fn(|| guest.driver.reap().unwrap()).count() as u32;
-            assert_eq!(taken, TURN_IOVECS / OF_EACH, "packed: {packed}, turn {turn}");
+            assert_eq!(taken, TURN_STEPS / OF_EACH, "packed: {packed}, turn {turn}");
             assert_eq!(guest.worker.iovecs, 0, "none of them is in flight");
         }
     }
