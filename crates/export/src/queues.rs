@@ -43,6 +43,7 @@ pub(crate) struct Shared {
     /// The client has not read the configuration space since a disk had another length, or never: it may have a copy from an
     /// earlier connection.
     has_news: AtomicBool,
+    door: Mutex<Door>,
     /// Where the client listens to us.
     channel: Mutex<Option<FromPeer>>,
 }
@@ -64,6 +65,15 @@ pub(crate) struct Queues {
     pub(crate) disks: Vec<Option<Arc<Disk>>>,
     /// Each of them is active, if a client's rings run.
     pub(crate) active: Option<Vec<(DiskKey, Active)>>,
+}
+
+/// Whether a client is there, and whether one may come.
+#[derive(Default, PartialEq, Eq)]
+enum Door {
+    #[default]
+    Open,
+    Taken,
+    Shut,
 }
 
 /// Where a running queue is.
@@ -144,6 +154,7 @@ impl Shared {
             stopped: Condvar::new(),
             draining: AtomicBool::new(false),
             has_news: AtomicBool::new(false),
+            door: Mutex::default(),
             channel: Mutex::default(),
         }
     }
@@ -299,6 +310,29 @@ impl Shared {
             }
         }
         lock(&self.queues).active = None;
+    }
+
+    /// A client comes; false if none may any more.
+    pub(crate) fn let_in(&self) -> bool {
+        let mut door = lock(&self.door);
+        if *door == Door::Open {
+            *door = Door::Taken;
+        }
+        *door == Door::Taken
+    }
+
+    /// The client has left, and its session is over.
+    pub(crate) fn let_out(&self) {
+        *lock(&self.door) = Door::Open;
+    }
+
+    /// Lets no client in any more; false if there is one.
+    pub(crate) fn shut(&self) -> bool {
+        let mut door = lock(&self.door);
+        if *door == Door::Open {
+            *door = Door::Shut;
+        }
+        *door == Door::Shut
     }
 
     pub(crate) fn set_draining(&self, draining: bool) {

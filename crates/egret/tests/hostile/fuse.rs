@@ -15,11 +15,15 @@ use fuser::{
     BackgroundSession, Filesystem, MountOption, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyStatfs, Request,
     spawn_mount2,
 };
+use serde_json::json;
 
+use crate::changes::await_change;
 use crate::scene::{DIRECT, MIB, Scene};
 use crate::support::attacker::{DATA, Share, Variant};
-use crate::support::scratch::is_root_or_skips;
-use crate::support::server::Program;
+use crate::support::await_that;
+use crate::support::qmp::Qmp;
+use crate::support::scratch::{Scratch, is_root_or_skips};
+use crate::support::server::{Options, Program, Server};
 use crate::support::wire::*;
 
 /// The one file.
@@ -155,4 +159,31 @@ fn a_descriptor_that_does_not_answer_holds_up_its_own_session_alone() {
         });
         scene.close();
     }
+}
+
+#[test]
+fn descriptors_that_do_not_answer_hold_up_no_change_of_others() {
+    let scratch = Scratch::new();
+    let [monitor, socket] = ["qmp", "disk"].map(|name| scratch.path(name));
+    let options = Options::new().monitor("m", &monitor).disk("d0", &scratch.image("disk", MIB), "").export(
+        "e0",
+        "d0",
+        &socket,
+        "writable=on",
+    );
+    let server = Server::start(&Program::egret(), &options);
+    let Some(mounted) = Mounted::or_skips("descriptors_that_do_not_answer_hold_up_no_change_of_others") else { return };
+    let mut qmp = Qmp::connect(&monitor);
+    let wire = Wire::agree(&socket, F_VERSION_1);
+    mounted.silent.fall_silent();
+    wire.send(SET_OWNER, &[], &[mounted.share.file.as_fd(); 8]).expect("the socket takes it");
+    // As many as others close for a session; it waits for them before it goes on.
+    let closing = || server.sleeps().iter().filter(|(name, _)| name == "peer-close").count();
+    await_that("four of them to be closed", || closing() == 4);
+    qmp.run("block-export-del", json!({"id": "e0"}));
+    await_change(&mut qmp);
+    assert_eq!(qmp.run("query-block-exports", json!({}))[0]["shutting-down"], true);
+    drop(mounted);
+    assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": "e0"}));
+    assert_eq!(server.terminate().code(), Some(0));
 }
