@@ -2,18 +2,19 @@
 
 #![forbid(unsafe_code)]
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::{io, mem};
 
 use egret_disk::{Active, Disk, OpenError};
-use egret_event_loop::{FromPeer, Leaving, LoopHandle, SourceId};
+use egret_event_loop::{Leaving, LoopHandle, SourceId};
 use egret_virtio::{Device, DiskKey};
 use egret_vring::memory::{GuestMemory, MemoryRules};
 use egret_vring::ring::Queue;
 
 use crate::errors::{ErrorHandling, ErrorPolicy};
+use crate::peer_fd::PeerFd;
 use crate::peer_log::PeerLog;
 use crate::protocol::send_config_change;
 use crate::source::Worker;
@@ -45,7 +46,7 @@ pub(crate) struct Shared {
     has_news: AtomicBool,
     door: Mutex<Door>,
     /// Where the client listens to us.
-    channel: Mutex<Option<FromPeer>>,
+    channel: Mutex<Option<PeerFd>>,
 }
 
 /// What changes together: a disk that is added or removed must be so for every queue that runs, and for every one that
@@ -200,30 +201,36 @@ impl Shared {
     /// Changes a queue's worker on its loop, if it runs, and waits for that. So a peer that orders changes without a pause
     /// has at most one command in the loop's mailbox.
     ///
-    /// No lock is held meanwhile. If the queue has moved to another loop, the change is tried there.
-    pub(crate) fn change(&self, queue: usize, change: impl FnOnce(&mut QueueWorker) + Send + 'static) {
-        self.change_worker(queue, |worker| {
-            if let Some(queue) = worker.queue() {
-                change(queue);
-            }
-        });
+    /// No lock is held meanwhile. If the queue has moved to another loop, the change is tried there. Returns what it
+    /// returns, which the loop's thread need not drop then.
+    pub(crate) fn change<R: Send + 'static>(
+        &self,
+        queue: usize,
+        change: impl FnOnce(&mut QueueWorker) -> R + Send + 'static,
+    ) -> Option<R> {
+        self.change_worker(queue, |worker| worker.queue().map(change)).flatten()
     }
 
     /// As [`change`](Self::change).
-    pub(crate) fn change_worker(&self, queue: usize, mut change: impl FnOnce(&mut Worker) + Send + 'static) {
+    pub(crate) fn change_worker<R: Send + 'static>(
+        &self,
+        queue: usize,
+        mut change: impl FnOnce(&mut Worker) -> R + Send + 'static,
+    ) -> Option<R> {
         loop {
             let queue = lock(&self.queues).running_queue(queue);
-            let Some(RunningQueue { on, id, .. }) = queue else { return };
+            let RunningQueue { on, id, .. } = queue?;
             let changed = on.call(move |target| {
                 let Some(worker) = target.source(id) else { return Err(change) };
-                change(worker);
+                let changed = change(worker);
                 // The change may have left something to signal, which the end of a turn does.
                 target.wake(id);
-                Ok(())
+                Ok(changed)
             });
             match changed {
                 Ok(Err(again)) => change = again,
-                Ok(Ok(())) | Err(_) => return,
+                Ok(Ok(changed)) => return Some(changed),
+                Err(_) => return None,
             }
         }
     }
@@ -339,8 +346,10 @@ impl Shared {
         self.draining.store(draining, Ordering::Release);
     }
 
-    pub(crate) fn set_channel(&self, channel: Option<FromPeer>) {
-        *lock(&self.channel) = channel;
+    pub(crate) fn set_channel(&self, channel: Option<PeerFd>) {
+        let before = mem::replace(&mut *lock(&self.channel), channel);
+        // When nobody waits for the lock: it may take as long as the peer likes.
+        drop(before);
     }
 
     /// Whether the configuration space has what the client has not read. What it has is to be there before this says so, and
