@@ -405,7 +405,9 @@ pub const RULES: &[Rule] = &[
     ),
     call!(SYS_fcntl, &[Session], "the record of requests in flight", "F_ADD_SEALS", int(1, libc::F_ADD_SEALS as i64)),
     // What peers have sent.
+    call!(SYS_timer_create, &[Closer], "an end to waiting for a socket that lingers"),
     call!(SYS_timer_settime, &[Closer], "an end to waiting for a socket that lingers"),
+    call!(SYS_timer_delete, &[Closer], "an end to waiting for a socket that lingers"),
     call!(
         SYS_setsockopt,
         &[Control, Connector],

@@ -9,6 +9,11 @@
 //!
 //! No signal helps where a file system waits for the process that runs it (FUSE), or for another machine. What may be of
 //! one is closed by a thread of its own.
+//!
+//! Nor does one where a peer has what can be polled, an eventfd say, in an epoll set of its own: who closes it last waits
+//! for that set's lock, and the kernel holds the lock while it copies events to memory of the peer's, which may be a page
+//! that never comes. Every eventfd, pipe or socket may be such a one, and most are not. So a second thread stands by, and
+//! closes what is left when the first has been at one for too long.
 
 #![allow(unsafe_code)]
 
@@ -19,9 +24,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::ptr;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use egret_confine::{Bounds, ThreadKind};
 use rustix::fs::fcntl_get_seals;
@@ -34,31 +39,83 @@ const SIGNAL: libc::c_int = libc::SIGURG;
 const MOST_WAITING: usize = 64;
 /// How long they wait at most.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// Threads that close a file each. Beyond them files stay open until one of them is done.
+/// Threads that close a file each. Beyond them files stay open until one of them is done. So do other descriptors that
+/// nobody has an [`Allowance`] for, if so many threads are being kept by some.
 const MOST_THREADS: usize = 16;
+/// For how long the thread that closes one after the other may be at one, while others wait, before another goes on with them.
+const TOO_LONG: Duration = Duration::from_millis(10);
+const NAME: &str = "egret-closer";
+const STACK: usize = 64 << 10;
 
 struct Closer {
     state: Mutex<State>,
     has_work: Condvar,
     has_room: Condvar,
+    /// There may be somebody to take over from.
+    is_late: Condvar,
 }
 
 struct State {
-    waiting: VecDeque<OwnedFd>,
+    waiting: VecDeque<Left>,
     /// Those of them that are files, and wait for a thread.
     files: VecDeque<OwnedFd>,
     /// How many threads close one.
     threads: usize,
+    /// How many others are being closed that nobody has an allowance for: by the thread whose turn it is, and by those whose
+    /// turn it was when they began.
+    unallowed: usize,
     has_begun: bool,
+    /// How many threads have had their turn to close one after the other. The last has it still.
+    turns: u64,
+    /// Since when that thread has been closing one.
+    since: Option<Instant>,
+    /// A thread is there that takes over.
+    stands_by: bool,
+    /// It looks by itself when it is time to.
+    watches: bool,
 }
 
-static CLOSER: Closer = Closer {
-    state: Mutex::new(State { waiting: VecDeque::new(), files: VecDeque::new(), threads: 0, has_begun: false }),
-    has_work: Condvar::new(),
-    has_room: Condvar::new(),
-};
+/// What is to be closed, and what it counts for until it is.
+struct Left {
+    fd: OwnedFd,
+    counted: Option<UnderWay>,
+}
 
-/// Has the thread there from here on. Before that, what is dropped is closed by whoever drops it. To be called before the
+impl Closer {
+    const fn new() -> Self {
+        let state = State {
+            waiting: VecDeque::new(),
+            files: VecDeque::new(),
+            threads: 0,
+            unallowed: 0,
+            has_begun: false,
+            turns: 0,
+            since: None,
+            stands_by: false,
+            watches: false,
+        };
+        Self { state: Mutex::new(state), has_work: Condvar::new(), has_room: Condvar::new(), is_late: Condvar::new() }
+    }
+}
+
+impl State {
+    /// Where the first is that may be closed now, by the thread whose turn it is.
+    fn first(&self) -> Option<usize> {
+        self.waiting.iter().position(|left| left.counted.is_some() || self.unallowed < MOST_THREADS)
+    }
+
+    fn has_file(&self) -> bool {
+        self.threads < MOST_THREADS && !self.files.is_empty()
+    }
+
+    fn has_work(&self) -> bool {
+        self.has_file() || self.first().is_some()
+    }
+}
+
+static CLOSER: Closer = Closer::new();
+
+/// Has the threads there from here on. Before that, what is dropped is closed by whoever drops it. To be called before the
 /// calling thread is confined.
 ///
 /// # Errors
@@ -68,21 +125,15 @@ pub fn begin() -> io::Result<()> {
     if state.has_begun {
         return Ok(());
     }
+    handle_signal()?;
     let (sender, made) = sync_channel(1);
     let bounds = Bounds::of_this_thread();
     let closer = move || {
-        // A timer sends its signals to one thread, the one that makes it.
-        let timer = Timer::new();
         bounds.narrow(ThreadKind::Closer);
-        match timer {
-            Ok(timer) => {
-                drop(sender.send(Ok(())));
-                CLOSER.run(&timer);
-            }
-            Err(e) => drop(sender.send(Err(e))),
-        }
+        drop(sender.send(Timer::start().map(drop)));
+        CLOSER.run();
     };
-    thread::Builder::new().name("egret-closer".to_owned()).stack_size(64 << 10).spawn(closer)?;
+    thread::Builder::new().name(NAME.to_owned()).stack_size(STACK).spawn(closer)?;
     made.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
     state.has_begun = true;
     Ok(())
@@ -131,13 +182,41 @@ impl Drop for FromPeer {
     fn drop(&mut self) {
         // SAFETY: it is taken once: nobody uses what is being dropped again.
         let fd = unsafe { ManuallyDrop::take(&mut self.0) };
-        let mut state = CLOSER.lock();
-        if state.has_begun {
-            state.waiting.push_back(fd);
-            drop(state);
-            CLOSER.has_work.notify_one();
-        }
+        CLOSER.leave(Left { fd, counted: None });
     }
+}
+
+/// Closes that may be under way for somebody. Who has one waits rather than have more.
+#[derive(Debug, Default)]
+pub struct Allowance {
+    under_way: Mutex<usize>,
+    ended: Condvar,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub struct UnderWay(Arc<Allowance>);
+
+impl Allowance {
+    /// Waits until fewer than `most` are under way, and counts another.
+    pub fn take(self: &Arc<Self>, most: usize) -> UnderWay {
+        let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let are_most = |under_way: &mut usize| *under_way >= most;
+        *self.ended.wait_while(under_way, are_most).unwrap_or_else(PoisonError::into_inner) += 1;
+        UnderWay(Arc::clone(self))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        *self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.ended.notify_one();
+    }
+}
+
+/// Has a descriptor closed of which [nobody is asked](asks_nobody). It counts until it is.
+pub fn close(fd: OwnedFd, counted: UnderWay) {
+    CLOSER.leave(Left { fd, counted: Some(counted) });
 }
 
 impl Closer {
@@ -145,15 +224,42 @@ impl Closer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, timer: &Timer) {
-        loop {
-            match self.next() {
-                Work::Descriptor(fd) if asks_nobody(&fd) => {
-                    timer.set(LONGEST);
-                    drop(fd);
-                    timer.set(Duration::ZERO);
+    fn leave(&self, left: Left) {
+        let mut state = self.lock();
+        if state.has_begun {
+            state.waiting.push_back(left);
+            self.has_more(&state);
+        }
+    }
+
+    /// Wakes who is to see that there is more to do.
+    fn has_more(&self, state: &State) {
+        if state.since.is_none() {
+            self.has_work.notify_one();
+        } else if !state.watches {
+            self.is_late.notify_one();
+        }
+    }
+
+    /// What a thread does: it waits for its turn, and has it until another takes over. When it comes back from what took
+    /// it too long it is not needed any more.
+    fn run(&'static self) {
+        let turn = self.await_turn();
+        while let Some(work) = self.next(turn) {
+            match work {
+                Work::Descriptor(left) if asks_nobody(&left.fd) => {
+                    self.have_relief();
+                    let is_unallowed = left.counted.is_none();
+                    // Without one it may linger; then it is taken over from.
+                    let timer = Timer::start();
+                    drop(left);
+                    drop(timer);
+                    self.closed(turn, is_unallowed);
                 }
-                Work::Descriptor(fd) => self.lock().files.push_back(fd),
+                Work::Descriptor(Left { fd, counted }) => {
+                    self.lock().files.push_back(fd);
+                    self.closed(turn, counted.is_none());
+                }
                 Work::File(file) => {
                     let place = Place;
                     // Where no thread can be had this is dropped, and both with it.
@@ -161,34 +267,83 @@ impl Closer {
                         drop(file);
                         drop(place);
                     };
-                    let thread = thread::Builder::new().name("peer-close".to_owned()).stack_size(64 << 10);
+                    let thread = thread::Builder::new().name("peer-close".to_owned()).stack_size(STACK);
                     drop(thread.spawn(close));
                 }
             }
         }
     }
 
-    fn next(&self) -> Work {
+    /// Waits until the thread whose turn it is has been at one for too long while there are others, or there is none.
+    fn await_turn(&self) -> u64 {
         let mut state = self.lock();
-        loop {
-            if state.threads < MOST_THREADS
+        while state.turns > 0 {
+            let late = state.since.filter(|_| state.has_work()).map(|since| since.elapsed());
+            state.watches = late.is_some();
+            state = match late {
+                Some(late) if late >= TOO_LONG => break,
+                Some(late) => {
+                    let waited = self.is_late.wait_timeout(state, TOO_LONG - late);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.is_late.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        (state.since, state.stands_by, state.watches) = (None, false, false);
+        state.turns += 1;
+        state.turns
+    }
+
+    /// Has a thread there that takes over.
+    fn have_relief(&'static self) {
+        if !std::mem::replace(&mut self.lock().stands_by, true) {
+            let thread = thread::Builder::new().name(NAME.to_owned()).stack_size(STACK);
+            if thread.spawn(move || self.run()).is_err() {
+                // There may be room for it when there is something else to close.
+                self.lock().stands_by = false;
+            }
+        }
+    }
+
+    /// What to do next, if it is this thread's turn still.
+    fn next(&self, turn: u64) -> Option<Work> {
+        let mut state = self.lock();
+        while state.turns == turn {
+            if state.has_file()
                 && let Some(file) = state.files.pop_front()
             {
                 state.threads += 1;
-                return Work::File(file);
+                return Some(Work::File(file));
             }
-            if let Some(fd) = state.waiting.pop_front() {
+            if let Some(left) = state.first().and_then(|at| state.waiting.remove(at)) {
+                state.unallowed += usize::from(left.counted.is_none());
+                state.since = Some(Instant::now());
+                if state.has_work() {
+                    self.has_more(&state);
+                }
                 self.has_room.notify_all();
-                return Work::Descriptor(fd);
+                return Some(Work::Descriptor(left));
             }
             state = self.has_work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        None
+    }
+
+    /// A thread has closed what it was given in its turn.
+    fn closed(&self, turn: u64, is_unallowed: bool) {
+        let mut state = self.lock();
+        state.unallowed -= usize::from(is_unallowed);
+        if state.turns == turn {
+            state.since = None;
+        } else if state.has_work() {
+            self.has_more(&state);
         }
     }
 }
 
 /// What the closer does next.
 enum Work {
-    Descriptor(OwnedFd),
+    Descriptor(Left),
     /// There is a place for a thread that closes it.
     File(OwnedFd),
 }
@@ -198,8 +353,9 @@ struct Place;
 
 impl Drop for Place {
     fn drop(&mut self) {
-        CLOSER.lock().threads -= 1;
-        CLOSER.has_work.notify_one();
+        let mut state = CLOSER.lock();
+        state.threads -= 1;
+        CLOSER.has_more(&state);
     }
 }
 
@@ -213,43 +369,50 @@ pub fn asks_nobody(fd: impl AsFd) -> bool {
             .is_ok_and(|link| link.to_str().is_some_and(is_nameless))
 }
 
-/// Sends [`SIGNAL`] to the thread that has made it, as long as it is set.
+/// Has [`SIGNAL`] end waits, and do nothing else.
+fn handle_signal() -> io::Result<()> {
+    extern "C" fn ignore(_: libc::c_int) {}
+    // SAFETY: it is made of numbers, pointers and a set, for which zeroes say that there is nothing.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
+    action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+    // SAFETY: the handler does nothing, which may be done at any moment.
+    match unsafe { libc::sigaction(SIGNAL, &raw const action, ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sends [`SIGNAL`] to the thread that has started it, again and again until it is dropped.
 struct Timer(libc::timer_t);
 
-// SAFETY: it is a name for a timer of the kernel's, which any thread may use.
-unsafe impl Send for Timer {}
-
 impl Timer {
-    fn new() -> io::Result<Self> {
-        extern "C" fn ignore(_: libc::c_int) {}
-        // SAFETY: it is made of numbers, pointers and a set, for which zeroes say that there is nothing.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
-        action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
-        // SAFETY: the handler does nothing, which may be done at any moment.
-        if unsafe { libc::sigaction(SIGNAL, &raw const action, ptr::null_mut()) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: as above.
+    fn start() -> io::Result<Self> {
+        // SAFETY: it is made of numbers and pointers, for which zeroes say that there is nothing.
         let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = SIGNAL;
         event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_nonzero().get();
         let mut timer = ptr::null_mut();
         // SAFETY: both are read and written before it returns.
-        match unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } {
-            0 => Ok(Self(timer)),
+        if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let timer = Self(timer);
+        let every = libc::timespec { tv_sec: 0, tv_nsec: LONGEST.subsec_nanos().into() };
+        let times = libc::itimerspec { it_interval: every, it_value: every };
+        // SAFETY: the timer is there, and the times are read before it returns.
+        match unsafe { libc::timer_settime(timer.0, 0, &raw const times, ptr::null_mut()) } {
+            0 => Ok(timer),
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
 
-    /// Signals come every so often; never, if that is no time.
-    fn set(&self, every: Duration) {
-        let every = libc::timespec { tv_sec: 0, tv_nsec: every.subsec_nanos().into() };
-        let times = libc::itimerspec { it_interval: every, it_value: every };
-        // SAFETY: the timer is there for as long as the process, and the times are read before it returns.
-        let set = unsafe { libc::timer_settime(self.0, 0, &raw const times, ptr::null_mut()) };
-        debug_assert_eq!(set, 0, "{}", io::Error::last_os_error());
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // SAFETY: it is there until here, and nobody has its name after this.
+        unsafe { libc::timer_delete(self.0) };
     }
 }
 
@@ -328,27 +491,101 @@ mod tests {
         }
     }
 
+    fn file() -> OwnedFd {
+        std::fs::File::open("/proc/self/status").unwrap().into()
+    }
+
+    fn left(fd: impl Into<OwnedFd>) -> Left {
+        Left { fd: fd.into(), counted: None }
+    }
+
+    /// One that has begun, with this to do. Its threads never end.
+    fn made(state: impl FnOnce(&mut State)) -> &'static Closer {
+        let closer: &Closer = Box::leak(Box::new(Closer::new()));
+        let mut begun = closer.lock();
+        begun.has_begun = true;
+        state(&mut begun);
+        drop(begun);
+        closer
+    }
+
+    fn is_closed(mut other: UnixStream) -> bool {
+        other.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        other.read(&mut [0]).is_ok_and(|read| read == 0)
+    }
+
     #[test]
     fn each_file_takes_a_thread_of_its_own_and_waits_where_there_are_as_many_as_may_be() {
-        let file = || OwnedFd::from(std::fs::File::open("/proc/self/status").unwrap());
-        let made = |threads, waiting: Vec<OwnedFd>, files: Vec<OwnedFd>| Closer {
-            state: Mutex::new(State { waiting: waiting.into(), files: files.into(), threads, has_begun: true }),
-            has_work: Condvar::new(),
-            has_room: Condvar::new(),
-        };
         let (socket, _other) = UnixStream::pair().unwrap();
-        let closer = made(MOST_THREADS - 1, vec![socket.into()], vec![file(), file()]);
-        assert!(matches!(closer.next(), Work::File(_)));
+        let closer = made(|state| {
+            state.threads = MOST_THREADS - 1;
+            state.waiting.push_back(left(socket));
+            state.files.extend([file(), file()]);
+        });
+        assert!(matches!(closer.next(0), Some(Work::File(_))));
         assert_eq!(closer.lock().threads, MOST_THREADS);
-        assert!(matches!(closer.next(), Work::Descriptor(_)), "the other has to wait");
+        assert!(matches!(closer.next(0), Some(Work::Descriptor(_))), "the other has to wait");
 
-        // Nobody ends this one, which sleeps when it has done its work.
-        let (socket, mut other) = UnixStream::pair().unwrap();
-        let closer: &Closer = Box::leak(Box::new(made(MOST_THREADS, vec![file(), socket.into()], vec![])));
-        thread::spawn(|| closer.run(&Timer::new().unwrap()));
-        other.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        assert_eq!(other.read(&mut [0]).unwrap(), 0, "it goes on with what no file system has");
+        let (socket, other) = UnixStream::pair().unwrap();
+        let closer = made(|state| {
+            state.threads = MOST_THREADS;
+            state.waiting.extend([left(file()), left(socket)]);
+        });
+        thread::spawn(move || closer.run());
+        assert!(is_closed(other), "it goes on with what no file system has");
         assert_eq!(closer.lock().files.len(), 1, "the thread that closes all others closes no file");
+    }
+
+    /// As if a thread had its turn that never comes back.
+    fn be_stuck(state: &mut State) {
+        (state.turns, state.since, state.unallowed) = (1, Some(Instant::now()), 1);
+    }
+
+    #[test]
+    fn another_thread_goes_on_when_one_does_not_come_back_and_closes_what_is_left_later_too() {
+        handle_signal().unwrap();
+        let (before, other_before) = UnixStream::pair().unwrap();
+        let closer = made(|state| {
+            be_stuck(state);
+            state.waiting.push_back(left(before));
+        });
+        thread::spawn(move || closer.run());
+        assert!(is_closed(other_before));
+        let (after, other_after) = UnixStream::pair().unwrap();
+        closer.leave(left(after));
+        assert!(is_closed(other_after));
+
+        // Stood by before there was anything to do.
+        let closer = made(be_stuck);
+        thread::spawn(move || closer.run());
+        let (after, other_after) = UnixStream::pair().unwrap();
+        closer.leave(left(after));
+        assert!(is_closed(other_after));
+    }
+
+    #[test]
+    fn who_does_not_come_back_from_what_nobody_has_an_allowance_for_leaves_threads_to_what_somebody_has() {
+        handle_signal().unwrap();
+        let [(stranger, theirs), (own, ours)] = [(); 2].map(|()| UnixStream::pair().unwrap());
+        let closer = made(|state| {
+            be_stuck(state);
+            state.unallowed = MOST_THREADS;
+            state.waiting.push_back(left(stranger));
+        });
+        thread::spawn(move || closer.run());
+        let allowance = Arc::new(Allowance::default());
+        closer.leave(Left { fd: own.into(), counted: Some(allowance.take(1)) });
+        // It waits until the last one was closed.
+        drop(allowance.take(1));
+        assert!(is_closed(ours));
+        theirs.set_nonblocking(true).unwrap();
+        assert!((&theirs).read(&mut [0]).is_err(), "it is open still");
+        // One of those threads comes back.
+        closer.closed(1, true);
+        assert!(is_closed({
+            theirs.set_nonblocking(false).unwrap();
+            theirs
+        }));
     }
 
     #[test]

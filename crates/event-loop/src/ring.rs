@@ -42,6 +42,8 @@ const OPERATIONS: [u8; 9] = [
 const OWNER: u64 = 0xff << 56;
 const POLL: u64 = 1 << 56;
 const NOBODY: u64 = 2 << 56;
+/// How often the removal of a poll is tried that fires whenever it is: its peer may signal the descriptor without end.
+const REMOVAL_TRIES: u32 = 64;
 
 /// Why a ring could not be had.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -128,6 +130,8 @@ pub struct Ring {
     no_iowait: bool,
     ops: VecDeque<OpDone>,
     polls: VecDeque<PollDone>,
+    /// What the last removal of a poll came to, when that is known.
+    removed: Option<i32>,
     taskrun: Taskrun,
     enters: u64,
 }
@@ -170,6 +174,7 @@ impl Ring {
             no_iowait,
             ops: VecDeque::with_capacity(COMPLETIONS as usize),
             polls: VecDeque::with_capacity(ENTRIES as usize),
+            removed: None,
             taskrun: Taskrun::default(),
             enters: 0,
         })
@@ -196,11 +201,24 @@ impl Ring {
         unsafe { self.push_raw(entry.user_data(POLL | (data & !OWNER))) }
     }
 
-    /// Ends the poll that was added with `data`.
+    /// Ends the poll that was added with `data`; the kernel has let go of the descriptor when this returns.
+    ///
+    /// Otherwise it would let go of it later, on this thread, and if its owner has closed it by then close it: that takes as
+    /// long as a peer likes. With DEFER_TASKRUN a poll's end is a note to this task, as is that it has fired; and one that has
+    /// fired cannot be ended before that note is taken.
     pub(crate) fn poll_remove(&mut self, data: u64) {
-        let entry = opcode::PollRemove::new(POLL | (data & !OWNER)).build().user_data(NOBODY);
-        // SAFETY: refers to no memory.
-        unsafe { self.push_raw(entry) }
+        for _ in 0..REMOVAL_TRIES {
+            let entry = opcode::PollRemove::new(POLL | (data & !OWNER)).build().user_data(NOBODY);
+            self.removed = None;
+            // SAFETY: refers to no memory.
+            unsafe { self.push_raw(entry) }
+            let _ = self.flush();
+            self.take_notes();
+            self.sort();
+            if self.removed.is_some_and(|result| result != -libc::EALREADY) {
+                return;
+            }
+        }
     }
 
     /// # Safety
@@ -286,10 +304,7 @@ impl Ring {
     /// Moves every completion to the list of the side that it belongs to.
     pub fn sort(&mut self) {
         if self.wants_enter() {
-            self.enters += 1;
-            let flags = EnterFlags::GETEVENTS.bits();
-            // SAFETY: no argument is passed.
-            let _ = unsafe { self.uring.submitter().enter::<libc::sigset_t>(0, 0, flags, None) };
+            self.take_notes();
             if self.uring.submission().taskrun() && self.uring.completion().is_empty() {
                 self.taskrun.was_wrong();
             }
@@ -301,9 +316,17 @@ impl Ring {
                 POLL => {
                     self.polls.push_back(PollDone { data, ready: done.result() > 0, more: cqueue::more(done.flags()) })
                 }
-                _ => {}
+                _ => self.removed = Some(done.result()),
             }
         }
+    }
+
+    /// Brings into the queue what only an enter does.
+    fn take_notes(&mut self) {
+        self.enters += 1;
+        let flags = EnterFlags::GETEVENTS.bits();
+        // SAFETY: no argument is passed.
+        let _ = unsafe { self.uring.submitter().enter::<libc::sigset_t>(0, 0, flags, None) };
     }
 
     /// The next finished operation of the engine's; [`sort`](Self::sort) first.
@@ -541,13 +564,7 @@ mod tests {
         assert!(!ring.has_reports() && ring.next_op().is_none());
 
         ring.poll_remove(DATA - 1);
-        let poll = loop {
-            ring.wait(None).unwrap();
-            ring.sort();
-            if let Some(poll) = ring.next_poll() {
-                break poll;
-            }
-        };
+        let poll = ring.next_poll().expect("it has ended when this returns");
         assert!(!poll.ready && !poll.more && poll.data == DATA - 1);
         assert!(ring.next_poll().is_none() && ring.next_op().is_none(), "that it was removed is nobody's");
     }
@@ -635,5 +652,25 @@ mod tests {
         refused(submitter.register_restrictions(&mut []));
         refused(submitter.register_probe(&mut io_uring::Probe::new()));
         assert!(submitter.register_files_sparse(4).is_ok());
+    }
+
+    #[test]
+    fn a_descriptor_whose_poll_was_removed_is_closed_when_its_owner_closes_it_whether_the_poll_has_fired_or_not() {
+        use std::io::{ErrorKind, Read, Write};
+        use std::os::unix::net::UnixStream;
+        for has_fired in [false, true] {
+            let mut ring = Ring::new().unwrap();
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            ring.poll_add(ours.as_raw_fd(), 7);
+            ring.flush().unwrap();
+            if has_fired {
+                theirs.write_all(b"x").unwrap();
+            }
+            ring.poll_remove(7);
+            drop(ours);
+            theirs.set_nonblocking(true).unwrap();
+            let read = theirs.read(&mut [0]).map_err(|e| e.kind());
+            assert!(matches!(read, Ok(0) | Err(ErrorKind::ConnectionReset)), "fired: {has_fired}: {read:?}");
+        }
     }
 }

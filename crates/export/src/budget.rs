@@ -1,10 +1,11 @@
 //! What the clients of one export may cost it: one after the other, and all of them together.
 
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use egret_event_loop::FromPeer;
 use rustix::net::{Shutdown, shutdown};
 
+use crate::peer_fd::PeerFd;
 use crate::protocol_error::{ProtocolError, invalid};
 use crate::sys;
 
@@ -39,7 +40,7 @@ pub(crate) struct Records {
     /// By the client that is connected, since it had last received all.
     sent: usize,
     /// Sockets of clients whose session is over.
-    left: Vec<FromPeer>,
+    left: Vec<PeerFd>,
 }
 
 impl Records {
@@ -48,8 +49,8 @@ impl Records {
     /// # Errors
     ///
     /// Too many are on their way.
-    pub(crate) fn send(&mut self, client: &FromPeer) -> Result<(), ProtocolError> {
-        self.left.retain(is_unreceived);
+    pub(crate) fn send(&mut self, client: impl AsFd + Copy) -> Result<(), ProtocolError> {
+        self.left.retain(|client| is_unreceived(client));
         if !is_unreceived(client) {
             self.sent = 0;
         }
@@ -63,8 +64,8 @@ impl Records {
     }
 
     /// The session is over.
-    pub(crate) fn leave(&mut self, client: FromPeer) {
-        self.left.retain(is_unreceived);
+    pub(crate) fn leave(&mut self, client: PeerFd) {
+        self.left.retain(|client| is_unreceived(client));
         if std::mem::take(&mut self.sent) > 0 && is_unreceived(&client) {
             let _ = shutdown(&client, Shutdown::Both);
             self.left.push(client);
@@ -72,7 +73,7 @@ impl Records {
     }
 }
 
-fn is_unreceived(client: &FromPeer) -> bool {
+fn is_unreceived(client: impl AsFd) -> bool {
     sys::unreceived(client).is_ok_and(|bytes| bytes > 0)
 }
 
@@ -117,7 +118,7 @@ mod tests {
         let mut refusals = 0;
         for _ in 0..100 {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            let ours = FromPeer::from(ours);
+            let ours = PeerFd::new(ours.into());
             while records.send(&ours).is_ok() {
                 rustix::io::write(&ours, &[1]).unwrap();
             }
@@ -131,7 +132,7 @@ mod tests {
         readers[0].read_exact(&mut [0; 1]).unwrap();
         drop(readers);
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let ours = FromPeer::from(ours);
+        let ours = PeerFd::new(ours.into());
         for _ in 0..100 {
             records.send(&ours).unwrap();
             rustix::io::write(&ours, &[1]).unwrap();

@@ -170,12 +170,23 @@ impl Export {
         &self.shared.id
     }
 
-    /// Whether a client has queues running, or requests in flight that it has left behind.
+    /// Whether a client has queues running, or requests in flight that it has left behind or whose queue it stops.
     pub fn is_in_use(&self) -> bool {
         if let DeviceType::Nbd(offer) = &self.device {
             return offer.is_in_use();
         }
-        self.shared.is_draining() || lock(&self.shared.queues).running.iter().any(Option::is_some)
+        let queues = lock(&self.shared.queues);
+        self.shared.is_draining() || queues.stopping > 0 || queues.running.iter().any(Option::is_some)
+    }
+
+    /// Stops it. Whether there is no client, and none comes any more: then nobody has to be waited for when it is dropped.
+    /// How long a client's session takes to end the client decides, though it uses nothing.
+    pub fn ends_at_once(&self) -> bool {
+        self.stop.stop();
+        match &self.device {
+            DeviceType::Nbd(offer) => !offer.is_in_use(),
+            DeviceType::Blk(_) | DeviceType::Scsi(_) => self.shared.shut(),
+        }
     }
 
     /// Whether rings of a client run, or did so a moment ago, so that its disks are to be active.
@@ -232,11 +243,15 @@ fn serve(shared: &Shared, device: &Arc<dyn Device>, mut listener: Listener, stop
     loop {
         match listener.accept(log, stop.as_fd()) {
             Ok(Some(client)) => {
+                if !shared.let_in() {
+                    return;
+                }
                 log.info(format_args!("a client connected"));
                 match Session::new(shared, device, Connection::new(client, stop.as_fd()), &mut budget).run() {
                     Ok(()) => log.info(format_args!("the client left")),
                     Err(e) => log.warn(format_args!("the client's session is ended: {e}")),
                 }
+                shared.let_out();
             }
             Ok(None) => return,
             Err(e) => {

@@ -272,11 +272,11 @@ impl<'a> Connection<'a> {
 }
 
 /// Tells the peer, on the channel it gave for that, that the configuration space changed.
-pub(crate) fn send_config_change(channel: &FromPeer) -> io::Result<()> {
+pub(crate) fn send_config_change(channel: &PeerFd) -> io::Result<()> {
     send_message(channel, BACKEND_CONFIG_CHANGE, flag::VERSION, &[], &[])
 }
 
-fn send_message(stream: &FromPeer, number: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn send_message(stream: impl AsFd, number: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(12 + body.len());
     for word in [number, flags, body.len() as u32] {
         bytes.extend_from_slice(&word.to_ne_bytes());

@@ -2,18 +2,19 @@
 
 #![forbid(unsafe_code)]
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::{io, mem};
 
 use egret_disk::{Active, Disk, OpenError};
-use egret_event_loop::{FromPeer, Leaving, LoopHandle, SourceId};
+use egret_event_loop::{Leaving, LoopHandle, SourceId};
 use egret_virtio::{Device, DiskKey};
 use egret_vring::memory::{GuestMemory, MemoryRules};
 use egret_vring::ring::Queue;
 
 use crate::errors::{ErrorHandling, ErrorPolicy};
+use crate::peer_fd::PeerFd;
 use crate::peer_log::PeerLog;
 use crate::protocol::send_config_change;
 use crate::source::Worker;
@@ -43,8 +44,9 @@ pub(crate) struct Shared {
     /// The client has not read the configuration space since a disk had another length, or never: it may have a copy from an
     /// earlier connection.
     has_news: AtomicBool,
+    door: Mutex<Door>,
     /// Where the client listens to us.
-    channel: Mutex<Option<FromPeer>>,
+    channel: Mutex<Option<PeerFd>>,
 }
 
 /// What changes together: a disk that is added or removed must be so for every queue that runs, and for every one that
@@ -64,6 +66,15 @@ pub(crate) struct Queues {
     pub(crate) disks: Vec<Option<Arc<Disk>>>,
     /// Each of them is active, if a client's rings run.
     pub(crate) active: Option<Vec<(DiskKey, Active)>>,
+}
+
+/// Whether a client is there, and whether one may come.
+#[derive(Default, PartialEq, Eq)]
+enum Door {
+    #[default]
+    Open,
+    Taken,
+    Shut,
 }
 
 /// Where a running queue is.
@@ -153,6 +164,7 @@ impl Shared {
             stopped: Condvar::new(),
             draining: AtomicBool::new(false),
             has_news: AtomicBool::new(false),
+            door: Mutex::default(),
             channel: Mutex::default(),
         }
     }
@@ -198,30 +210,36 @@ impl Shared {
     /// Changes a queue's worker on its loop, if it runs, and waits for that. So a peer that orders changes without a pause
     /// has at most one command in the loop's mailbox.
     ///
-    /// No lock is held meanwhile. If the queue has moved to another loop, the change is tried there.
-    pub(crate) fn change(&self, queue: usize, change: impl FnOnce(&mut QueueWorker) + Send + 'static) {
-        self.change_worker(queue, |worker| {
-            if let Some(queue) = worker.queue() {
-                change(queue);
-            }
-        });
+    /// No lock is held meanwhile. If the queue has moved to another loop, the change is tried there. Returns what it
+    /// returns, which the loop's thread need not drop then.
+    pub(crate) fn change<R: Send + 'static>(
+        &self,
+        queue: usize,
+        change: impl FnOnce(&mut QueueWorker) -> R + Send + 'static,
+    ) -> Option<R> {
+        self.change_worker(queue, |worker| worker.queue().map(change)).flatten()
     }
 
     /// As [`change`](Self::change).
-    pub(crate) fn change_worker(&self, queue: usize, mut change: impl FnOnce(&mut Worker) + Send + 'static) {
+    pub(crate) fn change_worker<R: Send + 'static>(
+        &self,
+        queue: usize,
+        mut change: impl FnOnce(&mut Worker) -> R + Send + 'static,
+    ) -> Option<R> {
         loop {
             let queue = lock(&self.queues).running_queue(queue);
-            let Some(RunningQueue { on, id, .. }) = queue else { return };
+            let RunningQueue { on, id, .. } = queue?;
             let changed = on.call(move |target| {
                 let Some(worker) = target.source(id) else { return Err(change) };
-                change(worker);
+                let changed = change(worker);
                 // The change may have left something to signal, which the end of a turn does.
                 target.wake(id);
-                Ok(())
+                Ok(changed)
             });
             match changed {
                 Ok(Err(again)) => change = again,
-                Ok(Ok(())) | Err(_) => return,
+                Ok(Ok(changed)) => return Some(changed),
+                Err(_) => return None,
             }
         }
     }
@@ -306,12 +324,37 @@ impl Shared {
         }
     }
 
+    /// A client comes; false if none may any more.
+    pub(crate) fn let_in(&self) -> bool {
+        let mut door = lock(&self.door);
+        if *door == Door::Open {
+            *door = Door::Taken;
+        }
+        *door == Door::Taken
+    }
+
+    /// The client has left, and its session is over.
+    pub(crate) fn let_out(&self) {
+        *lock(&self.door) = Door::Open;
+    }
+
+    /// Lets no client in any more; false if there is one.
+    pub(crate) fn shut(&self) -> bool {
+        let mut door = lock(&self.door);
+        if *door == Door::Open {
+            *door = Door::Shut;
+        }
+        *door == Door::Shut
+    }
+
     pub(crate) fn set_draining(&self, draining: bool) {
         self.draining.store(draining, Ordering::Release);
     }
 
-    pub(crate) fn set_channel(&self, channel: Option<FromPeer>) {
-        *lock(&self.channel) = channel;
+    pub(crate) fn set_channel(&self, channel: Option<PeerFd>) {
+        let before = mem::replace(&mut *lock(&self.channel), channel);
+        // When nobody waits for the lock: it may take as long as the peer likes.
+        drop(before);
     }
 
     /// Whether the configuration space has what the client has not read. What it has is to be there before this says so, and

@@ -91,7 +91,7 @@ pub(crate) struct Session<'a> {
     inflight: Option<Inflight>,
     /// Where the client has what is written to its memory noted, while it has LOG_ALL, and what is signalled then.
     log: Option<Arc<DirtyLog>>,
-    log_fd: Option<Arc<OwnedFd>>,
+    log_fd: Option<Arc<PeerFd>>,
     transfer: Transfer,
     features: u64,
     protocol_features: u64,
@@ -133,7 +133,8 @@ impl<'a> Session<'a> {
         self.await_unpinned();
         self.shared.set_draining(false);
         self.shared.set_channel(None);
-        self.budget.records.leave(self.connection.into_stream());
+        // What was sent and not received is closed with it.
+        self.budget.records.leave(PeerFd::new(self.connection.into_stream().into_fd()));
         ended
     }
 
@@ -200,13 +201,15 @@ impl<'a> Session<'a> {
             Request::SetVringNum(index, size) => self.set_size(index, size)?,
             Request::SetVringAddr(index, at, log) => self.set_addresses(index, at, log)?,
             Request::SetLogFd(fd) => {
-                self.log_fd = Some(Arc::new(fd.into_eventfd()?));
+                // Kept until no queue has it any more, so that no I/O thread is the last to have it.
+                let before = self.log_fd.replace(Arc::new(fd.into_eventfd()?));
                 self.update_logs()?;
+                drop(before);
             }
             Request::SetVringBase(index, base) => self.set_base(index, base)?,
             Request::SetVringKick(index, fd) => self.set_kick(index, fd)?,
             Request::SetVringCall(index, fd) => self.set_fd(index, fd, VringFds::set_call)?,
-            Request::SetVringErr(index, fd) => self.set_fd(index, fd, |fds, fd| fds.err = fd)?,
+            Request::SetVringErr(index, fd) => self.set_fd(index, fd, VringFds::set_err)?,
             Request::SetVringEnable(index, enabled) => {
                 self.vring(index)?.set_enabled(enabled);
                 self.update_vring(index as usize)?;
@@ -330,13 +333,15 @@ impl<'a> Session<'a> {
         &mut self,
         index: u32,
         fd: Option<PeerFd>,
-        set: impl FnOnce(&mut VringFds, Option<OwnedFd>) + Send + 'static,
+        set: impl FnOnce(&mut VringFds, Option<PeerFd>) -> Option<PeerFd> + Send + 'static,
     ) -> Result<(), ProtocolError> {
         let fd = fd.map(PeerFd::into_eventfd).transpose()?;
-        match self.vring(index)?.fds() {
+        let before = match self.vring(index)?.fds() {
             Some(fds) => set(fds, fd),
-            None => self.shared.change(index as usize, move |worker| set(worker.fds(), fd)),
-        }
+            None => self.shared.change(index as usize, move |worker| set(worker.fds(), fd)).flatten(),
+        };
+        // Here, and not on the I/O thread: what else it serves would wait for the peer.
+        drop(before);
         Ok(())
     }
 

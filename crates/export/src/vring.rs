@@ -12,8 +12,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::os::fd::OwnedFd;
-
+use crate::peer_fd::PeerFd;
 use crate::protocol::RingAt;
 use crate::worker::VringFds;
 
@@ -112,7 +111,7 @@ impl Vring {
     }
 
     /// SET_VRING_KICK, of a ring that does not run: any kick descriptor starts it, and so does the message that it has none.
-    pub(crate) fn start(&mut self, kick: Option<OwnedFd>) -> Result<(), Runs> {
+    pub(crate) fn start(&mut self, kick: Option<PeerFd>) -> Result<(), Runs> {
         let this = self.at_rest()?;
         this.fds.kick = kick;
         this.state = State::Started;

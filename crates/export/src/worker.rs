@@ -5,7 +5,8 @@ mod stopped;
 
 use std::fmt::Display;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -20,20 +21,22 @@ use self::overdue::Overdue;
 use self::stopped::Stopped;
 use crate::alarm::Alarm;
 use crate::errors::ErrorHandling;
+use crate::peer_fd::PeerFd;
 use crate::peer_log::PeerLog;
 use crate::source::Worker;
 use crate::stats::QueueCounters;
 
-/// The descriptors by which a queue's two sides signal each other: eventfds, which the peer owns as much as we do.
+/// The descriptors by which a queue's two sides signal each other: eventfds, which the peer owns as much as we do. How long it
+/// takes to close one is for the peer to say, so no I/O thread does.
 #[derive(Default)]
 pub(crate) struct VringFds {
     /// The driver signals it after it has made chains available. Without one the queue is polled.
-    pub kick: Option<OwnedFd>,
-    call: Option<OwnedFd>,
+    pub kick: Option<PeerFd>,
+    call: Option<PeerFd>,
     /// Is signalled when the queue breaks.
-    pub err: Option<OwnedFd>,
+    pub err: Option<PeerFd>,
     /// Is signalled when the dirty log has changed, where there is one.
-    pub log: Option<Arc<OwnedFd>>,
+    pub log: Option<Arc<PeerFd>>,
     /// Signal `call` at the end of the next turn, even if the driver's event suppression says not to.
     owes_call: bool,
     /// The queue broke and `err` is not signalled yet.
@@ -42,10 +45,18 @@ pub(crate) struct VringFds {
 
 impl VringFds {
     /// Sets the descriptor by which the driver is called, and calls it once at the end of the next turn: elements that were
-    /// used earlier may have been signalled on another descriptor, or not at all by a daemon that died before it could.
-    pub(crate) fn set_call(&mut self, fd: Option<OwnedFd>) {
-        self.call = fd;
+    /// used earlier may have been signalled on another descriptor, or not at all by a daemon that died before it could. Returns
+    /// the one that there was.
+    #[must_use]
+    pub(crate) fn set_call(&mut self, fd: Option<PeerFd>) -> Option<PeerFd> {
         self.owes_call = true;
+        mem::replace(&mut self.call, fd)
+    }
+
+    /// Likewise the one that is signalled when the queue breaks.
+    #[must_use]
+    pub(crate) fn set_err(&mut self, fd: Option<PeerFd>) -> Option<PeerFd> {
+        mem::replace(&mut self.err, fd)
     }
 }
 
@@ -288,10 +299,16 @@ impl QueueWorker {
         self.stopped.leaving = Some(leave);
     }
 
-    /// Has the queue log elsewhere what is written, as [`Queue::set_log`] does, and signal that.
-    pub(crate) fn set_log(&mut self, memory: &Arc<GuestMemory>, used: Option<u64>, signal: Option<Arc<OwnedFd>>) {
+    /// Has the queue log elsewhere what is written, as [`Queue::set_log`] does, and signal that. Returns what was signalled.
+    #[must_use]
+    pub(crate) fn set_log(
+        &mut self,
+        memory: &Arc<GuestMemory>,
+        used: Option<u64>,
+        signal: Option<Arc<PeerFd>>,
+    ) -> Option<Arc<PeerFd>> {
         self.queue.set_log(memory, used);
-        self.fds.log = signal;
+        mem::replace(&mut self.fds.log, signal)
     }
 
     /// Says which loop it is going to be attached to: others wake it there.
@@ -517,7 +534,7 @@ impl QueueWorker {
 }
 
 /// Signals an eventfd at the end of the turn, if there is one.
-fn signal(signals: &mut Signals, fd: Option<&OwnedFd>) {
+fn signal(signals: &mut Signals, fd: Option<&PeerFd>) {
     if let Some(fd) = fd {
         signals.push(fd.as_fd());
     }
@@ -664,7 +681,7 @@ impl QueueWorker {
     }
 
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
-        self.fds.kick.as_ref().map(AsRawFd::as_raw_fd)
+        self.fds.kick.as_ref().map(|kick| kick.as_fd().as_raw_fd())
     }
 }
 

@@ -77,8 +77,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Removes an export: at once if it has no client, else when its client's requests have ended and
-    /// [`take_torn_down`](Self::take_torn_down) says so.
+    /// Removes an export: at once if it has no client, else when its client's session is over and
+    /// [`take_torn_down`](Self::take_torn_down) says so. Nobody waits for a client here: other changes come after this one.
     ///
     /// # Errors
     /// There is none of this name, or a client uses it and the deletion is to be safe.
@@ -94,15 +94,15 @@ impl Daemon {
         if let Some(export) = self.exports.remove(id) {
             self.registry.unregister_export(id);
             let what = TornDown::Export { id: id.to_owned() };
-            if export.is_in_use() {
+            if export.ends_at_once() {
+                drop(export);
+                self.teardowns.add_gone(what);
+            } else {
                 let leave = move || {
                     drop(export);
                     None
                 };
                 self.teardowns.add(what, leave);
-            } else {
-                drop(export);
-                self.teardowns.add_gone(what);
             }
         }
         Ok(())

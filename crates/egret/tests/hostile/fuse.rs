@@ -3,23 +3,37 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::mem::ManuallyDrop;
-use std::os::fd::AsFd;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
+use std::{ptr, slice, thread};
 
 use egret_faultdisk::attributes;
+use egret_vring::vhost_user::F_LOG_ALL;
 use fuser::{
     BackgroundSession, Filesystem, MountOption, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyStatfs, Request,
     spawn_mount2,
 };
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::Signal;
+use serde_json::json;
 
-use crate::scene::{DIRECT, MIB, Scene};
-use crate::support::attacker::{DATA, Share, Variant};
-use crate::support::scratch::is_root_or_skips;
-use crate::support::server::Program;
+use crate::changes::await_change;
+use crate::scene::{DIRECT, GIB, MIB, Scene};
+use crate::support::attacker::{Attacker, DATA, Share, Variant, new_eventfd};
+use crate::support::await_that;
+use crate::support::qmp::Qmp;
+use crate::support::scratch::{Scratch, is_root_or_skips};
+use crate::support::server::{Options, Program, Server, await_stopped};
 use crate::support::wire::*;
 
 /// The one file.
@@ -30,6 +44,8 @@ const FILE: u64 = 2;
 #[derive(Clone, Default)]
 struct Silent {
     is_silent: Arc<AtomicBool>,
+    /// It has spoken again: what is read fails from then on.
+    is_over: Arc<AtomicBool>,
     /// Questions that are kept, because one that is dropped is answered.
     unanswered: Arc<Mutex<Vec<Box<dyn Send>>>>,
 }
@@ -49,6 +65,7 @@ impl Silent {
 
     /// Answers what it was asked, with an error, and what it will be.
     fn speak_again(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
         self.is_silent.store(false, Ordering::SeqCst);
         self.unanswered.lock().expect("no holder panics").clear();
     }
@@ -68,7 +85,7 @@ impl Filesystem for Silent {
     }
 
     fn read(&mut self, _: &Request<'_>, _: u64, _: u64, _: i64, _: u32, _: i32, _: Option<u64>, reply: ReplyData) {
-        self.keep(reply);
+        if self.is_over.load(Ordering::SeqCst) { reply.error(Errno::IO.raw_os_error()) } else { self.keep(reply) }
     }
 
     // What a close waits for.
@@ -152,6 +169,150 @@ fn a_descriptor_that_does_not_answer_holds_up_its_own_session_alone() {
             drop(wire);
             scene.neighbour.await_progress();
             drop(mounted);
+        });
+        scene.close();
+    }
+}
+
+#[test]
+fn descriptors_that_do_not_answer_hold_up_no_change_of_others() {
+    let scratch = Scratch::new();
+    let [monitor, socket] = ["qmp", "disk"].map(|name| scratch.path(name));
+    let options = Options::new().monitor("m", &monitor).disk("d0", &scratch.image("disk", MIB), "").export(
+        "e0",
+        "d0",
+        &socket,
+        "writable=on",
+    );
+    let server = Server::start(&Program::egret(), &options);
+    let Some(mounted) = Mounted::or_skips("descriptors_that_do_not_answer_hold_up_no_change_of_others") else { return };
+    let mut qmp = Qmp::connect(&monitor);
+    let wire = Wire::agree(&socket, F_VERSION_1);
+    mounted.silent.fall_silent();
+    wire.send(SET_OWNER, &[], &[mounted.share.file.as_fd(); 8]).expect("the socket takes it");
+    // As many as others close for a session; it waits for them before it goes on.
+    let closing = || server.sleeps().iter().filter(|(name, _)| name == "peer-close").count();
+    await_that("four of them to be closed", || closing() == 4);
+    qmp.run("block-export-del", json!({"id": "e0"}));
+    await_change(&mut qmp);
+    assert_eq!(qmp.run("query-block-exports", json!({}))[0]["shutting-down"], true);
+    drop(mounted);
+    assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": "e0"}));
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+/// An epoll set with this in it that stays locked: the kernel copies an event to a page of the file, which does not come
+/// before the file system speaks again. Who closes `fd` last waits for that.
+fn lock_set_of(fd: &impl AsFd, mounted: &Mounted) -> JoinHandle<()> {
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC).expect("a set");
+    let ready = eventfd(1, EventfdFlags::CLOEXEC).expect("an eventfd");
+    for fd in [ready.as_fd(), fd.as_fd()] {
+        epoll::add(&set, fd, EventData::new_u64(0), EventFlags::IN).expect("our own set");
+    }
+    let file = mounted.share.file.try_clone().expect("a descriptor");
+    let asked = || mounted.silent.unanswered.lock().expect("no holder panics").len();
+    let before = asked();
+    let thread = thread::spawn(move || {
+        let _ready = ready;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, of a file that nobody cuts off, and nobody else knows of it.
+        let page = unsafe { mmap(ptr::null_mut(), 4096, protection, MapFlags::PRIVATE, &file, 0) }.expect("a page");
+        // SAFETY: it is as long, and is written by the kernel alone, which says so if it cannot.
+        let events = unsafe { slice::from_raw_parts_mut(page.cast::<MaybeUninit<epoll::Event>>(), 16) };
+        let waited = epoll::wait(&set, events, None).map(|_| ());
+        assert_eq!(waited, Err(Errno::FAULT), "the page has not come");
+        // SAFETY: nobody uses it any more.
+        unsafe { munmap(page, 4096) }.expect("our own page");
+    });
+    await_that("the kernel to ask for the page", || asked() > before);
+    thread
+}
+
+/// Has the daemon, which serves an attacker, have a descriptor that is nobody else's, and let go of it.
+type Leave = fn(&Scene, &mut Attacker, OwnedFd);
+
+fn must(attacker: &mut Attacker, request: u32, payload: &[u8], fd: &OwnedFd) {
+    assert_eq!(
+        attacker.wire.order(request, payload, &[fd.as_fd()]).expect("an answer"),
+        0,
+        "request {request} is fine"
+    );
+}
+
+/// Sets a descriptor of the queue, and then another.
+fn set_twice(request: u32, attacker: &mut Attacker, fd: OwnedFd) {
+    let which = attacker.which();
+    must(attacker, request, &which, &fd);
+    drop(fd);
+    attacker.wire.send(request, &which, &[new_eventfd().as_fd()]).expect("the socket takes it");
+}
+
+/// Leaves it in a message of which the daemon takes nothing.
+fn leave_in_message(scene: &Scene, attacker: &mut Attacker, fd: OwnedFd) {
+    // It has the descriptor for sure when it is closed here.
+    scene.server.send(Signal::STOP);
+    await_stopped(scene.server.pid());
+    attacker.wire.send(SET_OWNER, &[], &[fd.as_fd()]).expect("the socket takes it");
+    drop(fd);
+    scene.server.send(Signal::CONT);
+}
+
+#[test]
+fn a_descriptor_in_a_set_that_is_locked_holds_up_neither_neighbours_nor_what_others_have_left() {
+    let eventfd: fn() -> OwnedFd = new_eventfd;
+    let pipe = || pipe_with(PipeFlags::CLOEXEC).expect("a pipe").1;
+    let socket = || UnixStream::pair().expect("a pair").0.into();
+    let test = "a_descriptor_in_a_set_that_is_locked_holds_up_neither_neighbours_nor_what_others_have_left";
+    let ways: [(&str, fn() -> OwnedFd, Leave); 9] = [
+        ("to be called by", eventfd, |_, attacker, fd| set_twice(SET_VRING_CALL, attacker, fd)),
+        ("to be told of errors by", eventfd, |_, attacker, fd| set_twice(SET_VRING_ERR, attacker, fd)),
+        ("to be kicked by", eventfd, |_, attacker, fd| set_twice(SET_VRING_KICK, attacker, fd)),
+        ("to be kicked by until the queue stops", eventfd, |_, attacker, fd| {
+            let which = attacker.which();
+            must(attacker, SET_VRING_KICK, &which, &fd);
+            // It has fired and nobody has looked.
+            rustix::io::write(&fd, &1_u64.to_ne_bytes()).expect("our own eventfd");
+            drop(fd);
+            attacker.wire.ask(GET_VRING_BASE, &[which[..4].to_vec(), u32s(&[0])].concat()).expect("an answer");
+        }),
+        ("to be told of a log by", eventfd, |_, attacker, fd| {
+            let features = attacker.features() | F_LOG_ALL;
+            assert_eq!(attacker.wire.order(SET_FEATURES, &u64s(&[features]), &[]).expect("an answer"), 0);
+            let log = Share::new(0, (DATA + GIB) / (8 * 4096));
+            attacker.wire.order(SET_LOG_BASE, &u64s(&[log.len, 0]), &[log.file.as_fd()]).expect("an answer");
+            must(attacker, SET_LOG_FD, &[], &fd);
+            drop(fd);
+            attacker.wire.send(SET_LOG_FD, &[], &[new_eventfd().as_fd()]).expect("the socket takes it");
+        }),
+        ("as a channel", socket, |_, attacker, fd| {
+            must(attacker, SET_BACKEND_REQ_FD, &[], &fd);
+            drop(fd);
+            let (channel, _) = UnixStream::pair().expect("a pair");
+            attacker.wire.send(SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]).expect("the socket takes it");
+        }),
+        ("an eventfd for nothing", eventfd, leave_in_message),
+        ("a pipe for nothing", pipe, leave_in_message),
+        ("a socket for nothing", socket, leave_in_message),
+    ];
+    for (what, make, leave) in ways {
+        let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
+        let Some(mounted) = Mounted::or_skips(test) else { return };
+        scene.survives(what, |scene| {
+            let mut attacker = scene.attacker(MIB);
+            let fd = make();
+            let locked = lock_set_of(&fd, &mounted);
+            leave(scene, &mut attacker, fd);
+            scene.neighbour.await_progress();
+            drop(attacker);
+            scene.neighbour.await_progress();
+            // And what the next client leaves is closed.
+            let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("a pipe");
+            let wire = Wire::agree(&scene.victim, F_VERSION_1);
+            wire.send(SET_OWNER, &[], &[writer.as_fd()]).expect("the socket takes it");
+            drop(writer);
+            await_that("what the next client has left to be closed", || read(&reader, &mut [0]) == Ok(0));
+            drop(mounted);
+            locked.join().expect("no panic");
         });
         scene.close();
     }

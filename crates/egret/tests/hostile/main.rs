@@ -12,6 +12,7 @@ mod support;
 
 mod broken;
 mod budgets;
+mod changes;
 mod fuse;
 mod lingering;
 mod log;

@@ -31,10 +31,7 @@ impl Monitor for Uring {
 
     fn remove(&mut self, _fd: RawFd, key: Key) {
         self.watched.remove(&key.0);
-        let mut ring = self.ring.borrow_mut();
-        ring.poll_remove(key.0);
-        // The kernel must let go of the descriptor before its owner closes it.
-        let _ = ring.flush();
+        self.ring.borrow_mut().poll_remove(key.0);
     }
 
     fn has_reports(&mut self) -> bool {

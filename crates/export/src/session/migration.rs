@@ -4,7 +4,7 @@
 //! its log on its loop, and the front-end is answered when all have: from then on nobody writes to the old one.
 
 use std::mem;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use egret_vring::memory::DirtyLog;
@@ -41,7 +41,7 @@ impl Session<'_> {
     pub(super) fn update_log(&mut self, index: usize) -> Result<(), ProtocolError> {
         if self.vrings[index].is_running() {
             let (memory, used, signal) = (Arc::clone(&self.memory), self.used_log(index)?, self.log_signal());
-            self.shared.change(index, move |worker| worker.set_log(&memory, used, signal));
+            drop(self.shared.change(index, move |worker| worker.set_log(&memory, used, signal)));
         }
         Ok(())
     }
@@ -66,7 +66,7 @@ impl Session<'_> {
     }
 
     /// What is signalled when the log has changed.
-    pub(super) fn log_signal(&self) -> Option<Arc<OwnedFd>> {
+    pub(super) fn log_signal(&self) -> Option<Arc<PeerFd>> {
         self.log_fd.clone().filter(|_| self.memory.log().is_some())
     }
 

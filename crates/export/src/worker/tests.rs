@@ -437,9 +437,9 @@ fn each_descriptor_of_a_queue_is_signalled_for_what_it_is_there_for_and_for_noth
         let mut guest = Guest::new(packed, Vec::new());
         let (mut engines, mut signals) = (EngineSet::new(EngineOptions::default()), Signals::new().unwrap());
         let fds = [(); 3].map(|()| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
-        let theirs = |at: usize| Some(fds[at].try_clone().unwrap());
+        let theirs = |at: usize| Some(PeerFd::new(fds[at].try_clone().unwrap()));
         let fds_of = guest.worker.fds();
-        fds_of.set_call(theirs(0));
+        assert!(fds_of.set_call(theirs(0)).is_none());
         (fds_of.log, fds_of.err) = (theirs(1).map(Arc::new), theirs(2));
         let mut told = |worker: &mut QueueWorker| {
             worker.notify(&mut signals);
@@ -495,7 +495,7 @@ fn a_queue_has_something_to_do_while_it_runs_and_may_pop_what_is_there_and_waits
         guest.worker.info.kickless = Kickless::Busy;
         assert_eq!(state(&mut guest), (false, false), "packed: {packed}: it is polled");
         let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        guest.worker.fds().kick = Some(kick);
+        guest.worker.fds().kick = Some(PeerFd::new(kick));
         assert_eq!(state(&mut guest), (false, true), "packed: {packed}: it has a kick");
         assert!(guest.worker.descriptor().is_some());
     }
