@@ -149,7 +149,7 @@ mod tests {
         {
             let mut records = Records::default();
             let (ours, _theirs) = UnixStream::pair().unwrap();
-            let ours = FromPeer::from(ours);
+            let ours = PeerFd::new(ours.into());
             if sends {
                 records.send(&ours).unwrap();
             }

@@ -230,6 +230,8 @@ fn lock_set_of(fd: &impl AsFd, mounted: &Mounted) -> JoinHandle<()> {
 
 /// Has the daemon, which serves an attacker, have a descriptor that is nobody else's, and let go of it.
 type Leave = fn(&Scene, &mut Attacker, OwnedFd);
+/// What it is for, how it is made, and how it is left.
+type Way = (&'static str, fn() -> OwnedFd, Leave);
 
 fn must(attacker: &mut Attacker, request: u32, payload: &[u8], fd: &OwnedFd) {
     assert_eq!(
@@ -263,7 +265,7 @@ fn a_descriptor_in_a_set_that_is_locked_holds_up_neither_neighbours_nor_what_oth
     let pipe = || pipe_with(PipeFlags::CLOEXEC).expect("a pipe").1;
     let socket = || UnixStream::pair().expect("a pair").0.into();
     let test = "a_descriptor_in_a_set_that_is_locked_holds_up_neither_neighbours_nor_what_others_have_left";
-    let ways: [(&str, fn() -> OwnedFd, Leave); 9] = [
+    let ways: [Way; 9] = [
         ("to be called by", eventfd, |_, attacker, fd| set_twice(SET_VRING_CALL, attacker, fd)),
         ("to be told of errors by", eventfd, |_, attacker, fd| set_twice(SET_VRING_ERR, attacker, fd)),
         ("to be kicked by", eventfd, |_, attacker, fd| set_twice(SET_VRING_KICK, attacker, fd)),

@@ -312,7 +312,7 @@ fn reading_with(
     let queues = disks.into_iter().map(|disk| {
         let mut guest = Guest::of(Arc::clone(errors), false, vec![Some(disk)]);
         let flags = rustix::event::EventfdFlags::CLOEXEC;
-        guest.worker.fds().kick = are_kicked.then(|| rustix::event::eventfd(0, flags).unwrap());
+        guest.worker.fds().kick = are_kicked.then(|| PeerFd::new(rustix::event::eventfd(0, flags).unwrap()));
         guest.ask(IN, 1, 513);
         let Guest { driver, worker, .. } = guest;
         (driver, io.attach(worker.into()).map_err(|(_, e)| e).unwrap())

@@ -141,7 +141,7 @@ fn who_waits_for_the_disk_of_a_unit_that_was_taken_away_waits_for_a_queue_that_s
     await_that("the read to begin", || export.stats().in_flight == 1);
     machine.peer.say(GET_VRING_BASE, 0, &words(&[REQUESTS, 0]), &[]);
     await_that("the last queue to be stopping", || !export.is_in_use());
-    export.remove_lun(FIRST).unwrap().wait();
+    drop(export.remove_lun(FIRST).unwrap().wait());
     assert!(machine.rings[REQUESTS as usize].driver.has_used() && Arc::strong_count(&slow) == 1);
     assert!(machine.peer.hear().is_some());
 }
