@@ -410,8 +410,12 @@ impl Client {
 
     /// Gives the next part of a command to the engines, or has its data received first.
     fn cut(&mut self, index: u32, core: &mut Core, engines: &mut EngineSet) -> Stepped {
-        let others = self.commands.len() - 1;
-        let Some(command) = self.commands.get_mut(index) else { return Ok(Step::Done) };
+        let others = self.commands.len().saturating_sub(1);
+        let Some(command) = self.commands.get_mut(index) else {
+            // The last part of what comes in one go is back.
+            self.current = Current::Header;
+            return Ok(Step::Done);
+        };
         if command.is_in_order() && (others > 0 || command.parts > 0) || self.in_flight >= MOST_REQUESTS as u32 {
             return Ok(Step::HeldUp);
         }
@@ -453,7 +457,8 @@ impl Client {
         };
         command.parts += 1;
         command.is_cut = command.cut == command.len;
-        if command.is_cut {
+        // What would be begun now may have its reply before the last part of one that comes in one go.
+        if command.is_cut && !command.is_in_order() {
             self.current = Current::Header;
         }
         self.in_flight += 1;
