@@ -60,3 +60,18 @@ impl Job {
 
 /// Jobs in their boxes.
 pub type Jobs = Vec<Box<Job>>;
+
+#[cfg(test)]
+mod tests {
+    use egret_vring::memory::Lent;
+
+    use super::*;
+    use crate::request::{Op, RequestToken};
+
+    #[test]
+    fn a_job_touches_what_its_request_is_about() {
+        let (buffers, token) = (Lent::default(), RequestToken(0));
+        let job = Job::new(0, Request { op: Op::Discard, offset: 4096, len: 512, buffers, token });
+        assert_eq!(job.bytes(), 4096..4608);
+    }
+}

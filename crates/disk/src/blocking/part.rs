@@ -53,3 +53,21 @@ pub(super) fn whole_blocks(disk: &Disk, bytes: &Range<u64>) -> Range<u64> {
 pub(super) fn within(bytes: &Range<u64>, blocks: &Range<u64>) -> Range<usize> {
     (bytes.start - blocks.start) as usize..(bytes.end - blocks.start) as usize
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_longer_than_a_part_is_one_and_others_end_where_blocks_meet() {
+        for (bytes, part) in [
+            (0..4096, 0..4096),
+            (512..4608, 512..4608),
+            (0..4608, 0..4096),
+            (512..5120, 512..4096),
+            (4096..12288, 4096..8192),
+        ] {
+            assert_eq!(first_part(bytes.clone(), 4096), part, "{bytes:?}");
+        }
+    }
+}

@@ -193,6 +193,8 @@ mod tests {
             Bucket { limit: limit(150, 0, 1), level: 16.0, burst_level: 0.0 }.wait(),
             Nanos(1_000_000_000 / 150)
         );
+        let rushed = Bucket { limit: limit(10, 200, 2), level: 0.0, burst_level: 30.0 };
+        assert_eq!(rushed.wait(), Nanos::from_millis(50), "a burst does not come all at once");
     }
 
     #[test]

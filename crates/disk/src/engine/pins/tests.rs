@@ -293,6 +293,9 @@ fn a_region_that_ends_with_a_chunk_ends_there_and_a_piece_of_no_length_is_in_non
     assert_eq!((rig.read(&other, buffer), rig.pinned()), (4096, 4096));
     rig.settle();
     assert_eq!(rig.pins.buffer(map, &piece(&memory, CHUNK as u64, 0, 0)), None);
+    // SAFETY: nobody touches what is there.
+    let over = unsafe { IoVec::new(other.base().wrapping_add(512), 4096) };
+    assert_eq!(rig.pins.buffer(map, &over), None, "it ends behind the region");
     assert!(!rig.pins.wanted);
 }
 
