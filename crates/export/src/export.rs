@@ -176,7 +176,12 @@ impl Export {
             return offer.is_in_use();
         }
         let queues = lock(&self.shared.queues);
-        self.shared.is_draining() || queues.stopping > 0 || queues.running.iter().any(Option::is_some)
+        self.shared.is_draining() || queues.stopping > 0 || queues.has_running()
+    }
+
+    /// Whether one of its queues runs, as none does from when it begins to stop.
+    pub fn has_running_queues(&self) -> bool {
+        lock(&self.shared.queues).has_running()
     }
 
     /// Stops it. Whether there is no client, and none comes any more: then nobody has to be waited for when it is dropped.

@@ -96,6 +96,10 @@ impl Queues {
         (0..).map(DiskKey).zip(&self.disks).filter_map(|(key, disk)| Some((key, disk.as_ref()?)))
     }
 
+    pub(crate) fn has_running(&self) -> bool {
+        self.running.iter().any(Option::is_some)
+    }
+
     /// Where the running queues are, from the queue `first` on.
     pub(crate) fn running_queues(&self, first: u16) -> Vec<RunningQueue> {
         (first.into()..self.running.len()).filter_map(|queue| self.running_queue(queue)).collect()

@@ -93,16 +93,7 @@ fn a_disk_that_is_exchanged_is_let_go_of_by_every_queue() {
 #[test]
 fn a_disk_is_not_exchanged_before_a_queue_that_stops_has_let_go_of_it() {
     let io = IoThread::start();
-    let old = disk(Nanos::from_millis(500));
-    let (mut machine, export) = started_with(&io, Arc::clone(&old), Layout::Split);
-    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
-    for queue in [CONTROL, EVENTS] {
-        assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
-    }
-    machine.send(FIRST, &READ, 4096);
-    await_that("the read to begin", || export.stats().in_flight == 1);
-    machine.peer.say(GET_VRING_BASE, 0, &words(&[REQUESTS, 0]), &[]);
-    await_that("the last queue to be stopping", || !export.is_in_use());
+    let (old, mut machine, export) = stopping(&io);
     let change = DiskSwap { old: Arc::clone(&old), new: disk(Nanos::ZERO) };
     assert_eq!(reopen(&[&export], &[change]).unwrap(), Pause::default(), "none of them runs");
     assert!(machine.rings[REQUESTS as usize].driver.has_used());

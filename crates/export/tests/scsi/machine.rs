@@ -13,8 +13,9 @@ use egret_vring::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::peer::{
-    GET_QUEUE_NUM, IoThread, Peer, RING_PACKED, SET_MEM_TABLE, SET_VRING_ADDR, SET_VRING_BASE, SET_VRING_CALL,
-    SET_VRING_ENABLE, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_NUM, export_config, longs, words,
+    GET_QUEUE_NUM, GET_VRING_BASE, IoThread, Peer, RING_PACKED, SET_MEM_TABLE, SET_VRING_ADDR, SET_VRING_BASE,
+    SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_NUM, await_that, export_config, longs,
+    words,
 };
 
 pub const MIB: u64 = 1 << 20;
@@ -221,6 +222,21 @@ pub fn started(io: &IoThread, latency: Nanos) -> (Machine, Export) {
 pub fn started_with(io: &IoThread, disk: Arc<Disk>, layout: Layout) -> (Machine, Export) {
     let (ours, export) = listening(io, disk);
     (Machine::boot(ours, layout), export)
+}
+
+/// All queues have stopped but one, which stops while it waits for a read of half a second.
+pub fn stopping(io: &IoThread) -> (Arc<Disk>, Machine, Export) {
+    let slow = disk(Nanos::from_millis(500));
+    let (mut machine, export) = started_with(io, Arc::clone(&slow), Layout::Split);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    for queue in [CONTROL, EVENTS] {
+        assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
+    }
+    machine.send(FIRST, &READ, 4096);
+    await_that("the read to begin", || export.stats().in_flight == 1);
+    machine.peer.say(GET_VRING_BASE, 0, &words(&[REQUESTS, 0]), &[]);
+    await_that("the last queue to be stopping", || !export.has_running_queues());
+    (slow, machine, export)
 }
 
 pub fn listening(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {

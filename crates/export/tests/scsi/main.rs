@@ -18,7 +18,7 @@ use egret_vring::memory::Region;
 use egret_vring::ring::{InflightConfig, PACKED_BASE};
 
 use machine::*;
-use peer::{GET_VRING_BASE, IoThread, RING_PACKED, SET_INFLIGHT_FD, await_that, longs, words};
+use peer::{GET_VRING_BASE, IoThread, RING_PACKED, SET_INFLIGHT_FD, longs, words};
 
 #[test]
 fn a_unit_that_comes_while_the_queues_run_is_told_of_served_resized_and_taken_away_again() {
@@ -131,16 +131,7 @@ fn a_unit_that_goes_away_with_commands_in_flight_ends_them_and_the_session_ends_
 #[test]
 fn who_waits_for_the_disk_of_a_unit_that_was_taken_away_waits_for_a_queue_that_stops_with_it() {
     let io = IoThread::start();
-    let slow = disk(Nanos::from_millis(500));
-    let (mut machine, export) = started_with(&io, Arc::clone(&slow), Layout::Split);
-    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
-    for queue in [CONTROL, EVENTS] {
-        assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
-    }
-    machine.send(FIRST, &READ, 4096);
-    await_that("the read to begin", || export.stats().in_flight == 1);
-    machine.peer.say(GET_VRING_BASE, 0, &words(&[REQUESTS, 0]), &[]);
-    await_that("the last queue to be stopping", || !export.is_in_use());
+    let (slow, mut machine, export) = stopping(&io);
     drop(export.remove_lun(FIRST).unwrap().wait());
     assert!(machine.rings[REQUESTS as usize].driver.has_used() && Arc::strong_count(&slow) == 1);
     assert!(machine.peer.hear().is_some());
