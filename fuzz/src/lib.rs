@@ -22,6 +22,8 @@
 
 mod blk_ring;
 mod config_file;
+#[path = "../../crates/nbd/tests/engine/connected.rs"]
+mod connected;
 mod corpus;
 mod driver;
 mod inflight_record;

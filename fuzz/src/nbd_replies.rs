@@ -1,22 +1,18 @@
 //! What an NBD server may send to an I/O thread that has requests there.
 
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use egret_disk::{
-    BlockLimits, Blocks, Disk, Driver, Engine, EngineError, EngineOptions, EngineSet, Op, OpenCause, Options, Remote,
-    RemoteDisk, RemoteKind, Request, RequestToken, Shape,
-};
+use egret_disk::{Disk, Driver, EngineOptions, EngineSet, Op, Options, RemoteDisk, Request, RequestToken};
 use egret_event_loop::{Backend, Nanos};
 use egret_nbd::handshake::Export;
 use egret_nbd::protocol::{self, BlockSizes, Headers, Reply, chunk};
 use egret_vring::memory::Buffers;
-use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
 use crate::blk_ring::{REGIONS, memory, ring};
+use crate::connected::Connected;
 use crate::input::Input;
 
 const SIZE: u64 = 1 << 20;
@@ -33,7 +29,7 @@ pub fn nbd_replies(data: &[u8]) {
     let export = Export { size: SIZE, flags: 1 | u16::from(input.u8()) << 2, blocks, headers };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a pair");
-    let remote = RemoteDisk::new(Connected { export, socket: Mutex::new(Some(ours)) });
+    let remote = RemoteDisk::new(Connected::new(export, ours));
     let disk = Arc::new(Disk::open(&Options::new("d0", Driver::Remote(remote))).expect("a disk"));
     let mut engines = EngineSet::new(EngineOptions::default());
     let slot = engines.attach(&disk).expect("its engine");
@@ -165,48 +161,5 @@ impl Server {
         if input.u8().is_multiple_of(2) {
             self.requests.remove(at);
         }
-    }
-}
-
-/// A disk with one connection, which is there.
-#[derive(Debug)]
-struct Connected {
-    export: Export,
-    socket: Mutex<Option<OwnedFd>>,
-}
-
-impl Remote for Connected {
-    fn kind(&self) -> RemoteKind {
-        RemoteKind::Nbd
-    }
-
-    fn name(&self) -> &str {
-        "d0"
-    }
-
-    fn open(&self) -> Result<Shape, OpenCause> {
-        let blocks = Blocks { logical: 512, physical: 4096 };
-        Ok(Shape { size: SIZE, blocks, limits: BlockLimits::unlimited(512) })
-    }
-
-    fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
-        let socket = self.socket.lock().ok().and_then(|mut socket| socket.take()).expect("there is one engine");
-        egret_nbd::engine_over(socket, self.export)
-    }
-
-    fn ask_size(&self) -> io::Result<u64> {
-        Ok(SIZE)
-    }
-
-    fn can_resize(&self) -> bool {
-        false
-    }
-
-    fn resize(&self, _bytes: u64) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn flush(&self) -> Result<(), Errno> {
-        Ok(())
     }
 }

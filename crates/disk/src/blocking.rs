@@ -125,12 +125,18 @@ mod tests {
     use crate::request::{Request, RequestToken};
     use crate::{Driver, Options};
 
-    #[test]
-    fn lists_that_are_longer_than_a_system_call_takes_are_not_kept() {
+    /// A disk of 8 MiB.
+    fn zeroes() -> (tempfile::NamedTempFile, Disk) {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(8 << 20).unwrap();
         let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
         let disk = Disk::open(&options).unwrap();
+        (image, disk)
+    }
+
+    #[test]
+    fn lists_that_are_longer_than_a_system_call_takes_are_not_kept() {
+        let (_image, disk) = zeroes();
         let mut memory = vec![0u8; 5 << 20];
         // SAFETY: the memory outlives the request.
         let buffers = unsafe {
@@ -154,10 +160,7 @@ mod tests {
 
     #[test]
     fn what_is_run_of_a_large_request_in_one_go_moves_a_part_of_it_and_nothing_else() {
-        let image = tempfile::NamedTempFile::new().unwrap();
-        image.as_file().set_len(8 << 20).unwrap();
-        let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
-        let disk = Disk::open(&options).unwrap();
+        let (_image, disk) = zeroes();
         let mut memory = vec![1u8; 5 << 20];
         let base = memory.as_mut_ptr();
         // SAFETY: the memory outlives the request.
@@ -174,10 +177,7 @@ mod tests {
 
     #[test]
     fn parts_are_as_long_as_asked_for_whatever_is_done_and_what_is_not_large_has_none() {
-        let image = tempfile::NamedTempFile::new().unwrap();
-        image.as_file().set_len(8 << 20).unwrap();
-        let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
-        let disk = Disk::open(&options).unwrap();
+        let (_image, disk) = zeroes();
         let mut memory = vec![1u8; 5 << 20];
         let zeroes = Op::WriteZeroes { unmap: false, fua: false };
         disk.able.zero_range.store(false, Ordering::Relaxed);

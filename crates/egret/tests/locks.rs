@@ -213,6 +213,12 @@ impl Cached {
         Self { device: LoopDevice::over(&faulty.path()).expect("a loop device"), faulty }
     }
 
+    /// A daemon that has it, by an export of its own.
+    fn host(&self, scratch: &Scratch, no_flush: &str, export: impl FnOnce(Options) -> Options) -> Host {
+        let cache = format!("cache.direct=off,cache.no-flush={no_flush}");
+        Host::start_cached(scratch, "here", self.device.path(), &cache, &Program::egret(), export)
+    }
+
     /// Has a guest write what the page cache then loses.
     fn lose_what_is_written_by(&self, guest: &mut Attacker) {
         let effect = Effect::Errno(ErrnoName::Eio);
@@ -246,11 +252,9 @@ fn a_loss_that_is_found_when_rings_stop_is_told_to_the_guest_before_a_reopening_
     for no_flush in ["off", "on"] {
         let scratch = Scratch::new();
         let disk = Cached::new(&scratch);
-        let cache = format!("cache.direct=off,cache.no-flush={no_flush}");
         let socket = scratch.path("here-e0");
         let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
-        let egret = Program::egret();
-        let mut here = Host::start_cached(&scratch, "here", disk.device.path(), &cache, &egret, export);
+        let mut here = disk.host(&scratch, no_flush, export);
         let mut guest = Attacker::boot_flushing(&here.socket, Variant::PLAIN, REGION);
         disk.lose_what_is_written_by(&mut guest);
         guest.wire.ask(GET_VRING_BASE, &guest.which()).expect("its base");
@@ -470,11 +474,9 @@ fn a_unit_that_is_taken_away_and_whose_last_writes_could_not_be_written_out_is_l
     for no_flush in ["off", "on"] {
         let scratch = Scratch::new();
         let disk = Cached::new(&scratch);
-        let cache = format!("cache.direct=off,cache.no-flush={no_flush}");
         let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
         let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
-        let egret = Program::egret();
-        let mut here = Host::start_cached(&scratch, "here", disk.device.path(), &cache, &egret, export);
+        let mut here = disk.host(&scratch, no_flush, export);
         let mut there = Host::start(&scratch, "there", disk.device.path());
         let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
         guest.read_honestly();

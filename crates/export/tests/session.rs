@@ -426,13 +426,19 @@ fn a_size_that_was_announced_before_rings_run_is_announced_again_when_one_does_u
     assert!(!is_told(), "it has read it");
 }
 
-#[test]
-fn a_disk_that_may_be_inactive_is_active_while_rings_run_and_its_client_is_told_what_others_have_made_of_it() {
-    let io = IoThread::start();
+/// An image of a MiB, and how it is opened so that it may be inactive.
+fn may_be_inactive() -> (tempfile::NamedTempFile, Options) {
     let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     image.as_file().set_len(MIB).unwrap();
     let driver = Driver::File { filename: image.path().to_owned() };
     let options = Options { allow_inactive: true, ..Options::new("disk", driver) };
+    (image, options)
+}
+
+#[test]
+fn a_disk_that_may_be_inactive_is_active_while_rings_run_and_its_client_is_told_what_others_have_made_of_it() {
+    let io = IoThread::start();
+    let (image, options) = may_be_inactive();
     let disk = Arc::new(Disk::open(&options).unwrap());
     let (ours, theirs) = UnixStream::pair().unwrap();
     let address = Address::Fd(theirs.into());
@@ -466,10 +472,7 @@ fn a_disk_that_may_be_inactive_is_active_while_rings_run_and_its_client_is_told_
 #[test]
 fn a_ring_waits_for_a_disk_that_another_has_locked_and_its_session_ends_when_that_takes_too_long() {
     let io = IoThread::start();
-    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    image.as_file().set_len(MIB).unwrap();
-    let driver = Driver::File { filename: image.path().to_owned() };
-    let options = Options { allow_inactive: true, ..Options::new("disk", driver) };
+    let (_image, options) = may_be_inactive();
     let other = Arc::new(Disk::open(&options).unwrap());
     for is_given_up in [true, false] {
         let locked = other.activate().unwrap();

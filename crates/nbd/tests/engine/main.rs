@@ -1,5 +1,6 @@
 //! An I/O thread's engine against servers that are right, wrong, slow and gone.
 
+mod connected;
 mod lies;
 mod outages;
 mod requests;

@@ -1,66 +1,21 @@
 //! How much a server can have an I/O thread do in one turn: counted in what it took, never in time.
 
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_disk::{
-    BlockLimits, Blocks, Discard, Disk, Driver, Engine, EngineError, Op, OpenCause, Options, Remote, RemoteDisk,
-    RemoteKind, Shape,
-};
+use egret_disk::{Discard, Disk, Driver, Op, Options, RemoteDisk};
 use egret_nbd::handshake::Export;
 use egret_nbd::protocol::{BlockSizes, Headers, Reply, Request, chunk, export_flag};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 
+use crate::connected::Connected;
 use crate::rig::Rig;
 use crate::server::HANGS;
 
 const SIZE: u64 = 1 << 20;
-
-/// A disk over one connection, which is there.
-#[derive(Debug)]
-struct Connected {
-    export: Export,
-    socket: Mutex<Option<OwnedFd>>,
-}
-
-impl Remote for Connected {
-    fn kind(&self) -> RemoteKind {
-        RemoteKind::Nbd
-    }
-
-    fn name(&self) -> &str {
-        "d0"
-    }
-
-    fn open(&self) -> Result<Shape, OpenCause> {
-        let blocks = Blocks { logical: 512, physical: 4096 };
-        Ok(Shape { size: SIZE, blocks, limits: BlockLimits::unlimited(512) })
-    }
-
-    fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
-        egret_nbd::engine_over(self.socket.lock().unwrap().take().expect("there is one engine"), self.export)
-    }
-
-    fn ask_size(&self) -> io::Result<u64> {
-        Ok(SIZE)
-    }
-
-    fn can_resize(&self) -> bool {
-        false
-    }
-
-    fn resize(&self, _bytes: u64) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn flush(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-}
 
 /// A disk, and the server's end of its connection, which takes much that nobody reads.
 fn connected(kind: SocketType, headers: Headers) -> (Rig, UnixStream) {
@@ -68,7 +23,7 @@ fn connected(kind: SocketType, headers: Headers) -> (Rig, UnixStream) {
     sockopt::set_socket_send_buffer_size(&theirs, 1 << 20).unwrap();
     let flags = export_flag::HAS_FLAGS | export_flag::SEND_WRITE_ZEROES;
     let export = Export { size: SIZE, flags, blocks: BlockSizes::default(), headers };
-    let remote = RemoteDisk::new(Connected { export, socket: Mutex::new(Some(ours)) });
+    let remote = RemoteDisk::new(Connected::new(export, ours));
     let options = Options { discard: Discard::Unmap, ..Options::new("d0", Driver::Remote(remote)) };
     let rig = Rig::new(&Arc::new(Disk::open(&options).unwrap())).unwrap();
     let theirs = UnixStream::from(theirs);
