@@ -469,6 +469,16 @@ mod tests {
     }
 
     #[test]
+    fn habits_are_told_of_by_what_they_do() {
+        let said = HABITS.map(|habit| match habit {
+            Habit::Learned => "learned".to_owned(),
+            Habit::Window(nanoseconds) => nanoseconds.to_string(),
+            Habit::Endless => "endless".to_owned(),
+        });
+        assert_eq!(said, NAMES);
+    }
+
+    #[test]
     fn a_habit_is_in_use_while_it_is_tried_and_while_it_is_in_force() {
         let mut habits = Habits::new(Price::new(Nanos(1_000_000), 1));
         let mut slices = [0; HABITS.len()];

@@ -247,6 +247,19 @@ fn a_long_read_is_done_part_by_part_and_alone_where_its_data_comes_without_its_p
 }
 
 #[test]
+fn nothing_is_begun_behind_a_read_whose_data_comes_without_its_place_before_the_last_of_it_is_back() {
+    let mut fixture = Fixture::of_zeroes(Nanos::from_millis(1));
+    let mut client = fixture.connect([2 * PART, 512].map(|len| request(0, command::READ, len)).concat());
+    fixture.await_clients(1);
+    let mut left = 2 * PART as usize + 512 + 2 * 16;
+    while left > 0 {
+        fixture.io.turn().unwrap();
+        assert!(fixture.lane().core.parts.len() <= 1, "what ends first would come first");
+        left -= heard(&mut client);
+    }
+}
+
+#[test]
 fn the_data_of_a_client_and_of_all_of_a_lane_takes_so_much_memory_and_each_has_a_part_of_its_own() {
     for (clients, mib) in [(1, 4), (2, 8), (4, 16), (8, 16), (20, 20)] {
         let mut fixture = Fixture::of_zeroes(NEVER);
