@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(told, STOPS as usize);
         assert_eq!(actions(&[Action::Report], begun + almost), vec![], "it does not take the place of a stop");
         for second in 1..4 {
-            assert_eq!(actions(&[Action::Stop], begun + second * REST), [Action::Stop]);
+            assert_eq!(actions(&[], begun + second * REST), [Action::Stop], "the one that waits");
             assert_eq!(actions(&[Action::Stop], begun + second * REST), vec![]);
         }
         assert_eq!(actions(&[], begun + 4 * REST), [Action::Stop]);

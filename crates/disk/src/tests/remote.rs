@@ -1,5 +1,6 @@
 //! Disks that another crate brings, by one whose other side is a vector.
 
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
@@ -38,6 +39,8 @@ struct Seen {
     /// When its engine has something to do by itself.
     deadline: Option<Nanos>,
     suppressed: usize,
+    /// What it is, where it has the options of every other.
+    alike: Option<RemoteKind>,
 }
 
 const LIMITS: BlockLimits =
@@ -51,7 +54,11 @@ struct Vector {
 
 impl Remote for Vector {
     fn kind(&self) -> RemoteKind {
-        RemoteKind::Nbd
+        self.seen.lock().unwrap().alike.unwrap_or(RemoteKind::Nbd)
+    }
+
+    fn is_like(&self, _other: &dyn Any) -> bool {
+        self.seen.lock().unwrap().alike.is_some()
     }
 
     fn name(&self) -> &str {
@@ -527,6 +534,20 @@ fn an_engine_whose_disk_is_about_to_leave_is_no_other_disks() {
     rig.slot = rig.engines.attach(&Arc::new(Disk::open(&other).unwrap())).unwrap();
     assert_eq!(rig.write(0, &[7; 512]), Ok(()));
     assert_eq!((seen.lock().unwrap().jobs.len(), others.lock().unwrap().jobs.len()), (0, 1));
+}
+
+#[test]
+fn an_image_of_a_cluster_that_is_opened_anew_has_the_engine_that_is_about_to_leave_and_a_servers_disk_one_of_its_own() {
+    for (kind, expected) in [(RemoteKind::Nbd, (0, 1)), (RemoteKind::Rbd, (1, 0))] {
+        let [(options, seen), (other, others)] = [vector(512), vector(512)];
+        [&seen, &others].map(|seen| seen.lock().unwrap().alike = Some(kind));
+        assert_eq!(options, other, "they were made with the same options");
+        let mut rig = Rig::new(&options);
+        rig.engines.detach(rig.slot);
+        rig.slot = rig.engines.attach(&Arc::new(Disk::open(&other).unwrap())).unwrap();
+        assert_eq!(rig.write(0, &[7; 512]), Ok(()));
+        assert_eq!((seen.lock().unwrap().jobs.len(), others.lock().unwrap().jobs.len()), expected, "{kind:?}");
+    }
 }
 
 #[test]

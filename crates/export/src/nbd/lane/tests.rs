@@ -248,7 +248,9 @@ fn a_long_read_is_done_part_by_part_and_alone_where_its_data_comes_without_its_p
 
 #[test]
 fn nothing_is_begun_behind_a_read_whose_data_comes_without_its_place_before_the_last_of_it_is_back() {
-    let mut fixture = Fixture::of_zeroes(Nanos::from_millis(1));
+    // Longer than turns are, in which a client has so much work and no more.
+    let slow = Driver::Null { size: 64 << 20, latency: Nanos::from_millis(20), read_zeroes: false };
+    let mut fixture = Fixture::of(&Options::new("null", slow));
     let mut client = fixture.connect([2 * PART, 512].map(|len| request(0, command::READ, len)).concat());
     fixture.await_clients(1);
     let mut left = 2 * PART as usize + 512 + 2 * 16;
