@@ -538,15 +538,16 @@ fn an_engine_whose_disk_is_about_to_leave_is_no_other_disks() {
 
 #[test]
 fn an_image_of_a_cluster_that_is_opened_anew_has_the_engine_that_is_about_to_leave_and_a_servers_disk_one_of_its_own() {
-    for (kind, expected) in [(RemoteKind::Nbd, (0, 1)), (RemoteKind::Rbd, (1, 0))] {
+    for (kind, expected) in [(RemoteKind::Nbd, [0, 1]), (RemoteKind::Rbd, [1, 0])] {
         let [(options, seen), (other, others)] = [vector(512), vector(512)];
-        [&seen, &others].map(|seen| seen.lock().unwrap().alike = Some(kind));
+        [&seen, &others].into_iter().for_each(|seen| seen.lock().unwrap().alike = Some(kind));
         assert_eq!(options, other, "they were made with the same options");
         let mut rig = Rig::new(&options);
         rig.engines.detach(rig.slot);
         rig.slot = rig.engines.attach(&Arc::new(Disk::open(&other).unwrap())).unwrap();
         assert_eq!(rig.write(0, &[7; 512]), Ok(()));
-        assert_eq!((seen.lock().unwrap().jobs.len(), others.lock().unwrap().jobs.len()), expected, "{kind:?}");
+        let served = [seen, others].map(|seen| seen.lock().unwrap().jobs.len());
+        assert_eq!(served, expected, "{kind:?}");
     }
 }
 
