@@ -4,7 +4,8 @@
 //! shares. Each permission has a byte in the image's lock space: a program holds a read lock on `PERMISSION + n` while
 //! it uses permission `n`, and on `UNSHARED + n` while it does not let others use it. A write lock is never taken;
 //! to find out whether another program stands in the way one asks whether a write lock would be possible. The locks
-//! belong to the open file description, so two disks of one process exclude each other too.
+//! belong to the open file description, so two disks of one process exclude each other too. Programs that know nothing of
+//! these bytes take a write lock of the whole file, and stand in everybody's way.
 //!
 //! They outlive a process that was killed by as long as the kernel is still busy with what it had asked of the image:
 //! each request of an io_uring holds on to the description. This is as it should be. A write that is still on its way
@@ -106,12 +107,23 @@ pub(crate) fn take_over(old: &File, was: Usage, file: &File, path: &Path, usage:
 /// Shows what is done with an image; false where there are no locks, and that is to do.
 fn show(file: &File, path: &Path, usage: Usage, bytes: &[i64]) -> Result<bool, OpenCause> {
     for &byte in bytes {
-        if let Err(source) = take(file, byte) {
-            if usage.locking == Locking::On {
+        match take(file, byte) {
+            Ok(()) => {}
+            // There are locks, then, and somebody has taken a write lock.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+                let path = path.to_owned();
+                return Err(OpenCause::Locked { path, lock: "exclusive", hint: " or use locking=off" });
+            }
+            Err(source) if usage.locking == Locking::On => {
                 return Err(OpenCause::LockingUnsupported { path: path.to_owned(), source });
             }
-            tracing::warn!("'{}' cannot be locked ({source}): nothing keeps other programs from it", path.display());
-            return Ok(false);
+            Err(source) => {
+                tracing::warn!(
+                    "'{}' cannot be locked ({source}): nothing keeps other programs from it",
+                    path.display()
+                );
+                return Ok(false);
+            }
         }
     }
     Ok(usage.locking != Locking::Off)
@@ -226,6 +238,34 @@ mod tests {
             assert!(locked(false, Locking::Off));
             release(&others, byte, 1);
         }
+    }
+
+    #[test]
+    fn a_write_lock_of_whoever_knows_no_others_keeps_everybody_out_and_is_waited_for() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let [ours, before, others] = [(); 3].map(|()| image.reopen().unwrap());
+        let reader = usage(true, Locking::Auto);
+        try_lock(&before, image.path(), reader).unwrap();
+        let set = |kind| {
+            let byte = byte_lock(kind, 101);
+            // SAFETY: the descriptor is open and the argument is the structure that this command reads.
+            assert_eq!(unsafe { libc::fcntl(others.as_raw_fd(), libc::F_OFD_SETLK, &raw const byte) }, 0);
+        };
+        set(libc::F_WRLCK);
+        for locking in [Locking::Auto, Locking::On] {
+            let writer = usage(false, locking);
+            for tried in [
+                try_lock(&ours, image.path(), writer),
+                lock(&ours, image.path(), writer),
+                take_over(&before, reader, &ours, image.path(), writer),
+            ] {
+                assert!(matches!(tried, Err(OpenCause::Locked { lock: "exclusive", .. })), "{tried:?}");
+                assert_eq!(shown(&others), [100, 201, 203], "what there was before is there");
+            }
+        }
+        set(libc::F_UNLCK);
+        unlock(&before);
+        try_lock(&ours, image.path(), usage(false, Locking::On)).unwrap();
     }
 
     #[test]

@@ -21,7 +21,7 @@ use egret_disk::{Engine, EngineError, Job, Jobs, Op};
 use egret_event_loop::{EventNotifier, Nanos};
 use rustix::io::Errno;
 
-use crate::flights::{Event, Flights};
+use crate::flights::{self, Event, Flights};
 use crate::image::Kept;
 
 /// An image, and the engines that there are for it.
@@ -179,17 +179,8 @@ impl RbdEngine {
         }
         let known = self.events.len();
         self.shared.image.poll(&mut self.events);
-        if several {
-            let (mut at, mine) = (known, self.number);
-            while at < self.events.len() {
-                if self.events[at].engine == mine {
-                    at += 1;
-                } else {
-                    let event = self.events.swap_remove(at);
-                    self.shared.pass_on(event);
-                }
-            }
-        }
+        // Whether there are several or not: another engine may have come, and had something done, since that was looked at.
+        flights::take_others(&mut self.events, known, self.number, |event| self.shared.pass_on(event));
     }
 
     fn finish(&mut self, finished: Box<Job>) {

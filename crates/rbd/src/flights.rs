@@ -240,3 +240,31 @@ fn pieces(buffers: &[IoVec], mut at: u64, mut len: u64, mut each: impl FnMut(*mu
         at = 0;
     }
 }
+
+/// Takes from `events`, from the one at `from` on, those that are not of the engine with the number `mine`.
+pub(crate) fn take_others(events: &mut Vec<Event>, from: usize, mine: u32, mut pass_on: impl FnMut(Event)) {
+    let mut at = from;
+    while at < events.len() {
+        if events[at].engine == mine {
+            at += 1;
+        } else {
+            pass_on(events.swap_remove(at));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_completed_for_another_engine_ends_nothing_of_this_one_and_is_passed_on() {
+        let event = |engine| Event { engine, place: 0, result: 0 };
+        let mut events = vec![event(3), event(2), event(1), event(3), event(2)];
+        let mut passed_on = Vec::new();
+        take_others(&mut events, 1, 2, |event| passed_on.push(event.engine));
+        passed_on.sort_unstable();
+        let left: Vec<_> = events.iter().map(|event| event.engine).collect();
+        assert_eq!((left, passed_on), (vec![3, 2, 2], vec![1, 3]), "what was known before is this one's");
+    }
+}
