@@ -466,6 +466,96 @@ fn a_unit_that_is_taken_away_while_its_queues_stop_is_locked_until_the_last_of_i
 }
 
 #[test]
+fn a_unit_that_is_taken_away_twice_while_its_disk_hangs_holds_up_no_change_of_others() {
+    let test = "a_unit_that_is_taken_away_twice_while_its_disk_hangs_holds_up_no_change_of_others";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let unit = "writable=on,luns.0.lun=0,luns.0.node-name=d0";
+    let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
+    let mut here = Host::start_as(&scratch, "here", &faulty.path(), &Program::egret(), export);
+    let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+    guest.read_honestly();
+    ask_for_what_does_not_come(&mut guest, &faulty);
+    here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
+    here.qmp.run("egret-lun-add", json!({"id": "e0", "lun": 0, "node-name": "d0"}));
+    here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
+    // The second has nothing to wait for.
+    here.qmp.event("EGRET_LUN_DELETED");
+    here.qmp.run("object-add", json!({"qom-type": "iothread", "id": "other"}));
+    here.qmp.run("object-del", json!({"id": "other"}));
+    be_well(&faulty);
+    here.qmp.event("EGRET_LUN_DELETED");
+}
+
+#[test]
+fn an_export_that_is_deleted_and_whose_last_writes_could_not_be_written_out_leaves_its_image_to_nobody() {
+    let test = "an_export_that_is_deleted_and_whose_last_writes_could_not_be_written_out_leaves_its_image_to_nobody";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    for is_there in [true, false] {
+        let scratch = Scratch::new();
+        let faulty = scratch.fault_disk(MIB);
+        let mut here = Host::start(&scratch, "here", &faulty.path());
+        let mut there = Host::start(&scratch, "there", &faulty.path());
+        let mut guest = Guest::boot(&here.socket);
+        guest.read_honestly();
+        let effect = Effect::Errno(ErrnoName::Eio);
+        let fault = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect };
+        faulty.tell(Order::Inject(fault)).expect("it listens");
+        let guest = Some(guest).filter(|_| is_there);
+        if !is_there {
+            await_that("the session to be over", || !here.server.complaints().is_empty());
+        }
+        here.qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
+        here.qmp.event("BLOCK_EXPORT_DELETED");
+        assert!(here.is_active());
+        there.refuses_a_guest();
+        // Nor by being opened otherwise.
+        let addr = json!({"type": "unix", "path": here.socket});
+        let export = json!({"type": "vhost-user-blk", "id": "e1", "node-name": "d0", "addr": addr});
+        let refused = here.qmp.fail("block-export-add", export);
+        assert!(refused.starts_with("blockdev 'd0' stays locked as it was open"), "{refused}");
+        let give_back = json!({"node-name": "d0", "active": false});
+        let refused = here.qmp.fail("blockdev-set-active", give_back.clone());
+        assert!(refused.starts_with("blockdev 'd0': it stays locked: the last flush failed"), "{refused}");
+        there.refuses_a_guest();
+        be_well(&faulty);
+        here.qmp.run("blockdev-set-active", give_back);
+        Guest::boot(&there.socket).read_honestly();
+        drop(guest);
+    }
+}
+
+#[test]
+fn an_image_that_stays_locked_though_its_guest_has_left_is_given_back_by_hand_when_it_can_be() {
+    let test = "an_image_that_stays_locked_though_its_guest_has_left_is_given_back_by_hand_when_it_can_be";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let mut here = Host::start(&scratch, "here", &faulty.path());
+    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let guest = Guest::boot(&here.socket);
+    let effect = Effect::Errno(ErrnoName::Eio);
+    let fault = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: Some(2), effect };
+    faulty.tell(Order::Inject(fault)).expect("it listens");
+    drop(guest);
+    await_that("the session to be over", || !here.server.complaints().is_empty());
+    let give_back = json!({"node-name": "d0", "active": false});
+    let refused = here.qmp.fail("blockdev-set-active", give_back.clone());
+    assert!(refused.starts_with("blockdev 'd0': it stays locked: the last flush failed"), "{refused}");
+    assert!(here.is_active());
+    there.refuses_a_guest();
+    here.qmp.run("blockdev-set-active", give_back);
+    Guest::boot(&there.socket).read_honestly();
+}
+
+#[test]
 fn a_unit_that_is_taken_away_and_whose_last_writes_could_not_be_written_out_is_left_to_nobody() {
     let test = "a_unit_that_is_taken_away_and_whose_last_writes_could_not_be_written_out_is_left_to_nobody";
     if !is_root_or_skips(test, "for a disk that fails") {

@@ -73,6 +73,13 @@ impl Records {
     }
 }
 
+impl Drop for Records {
+    /// Who waits for the export to end is not to wait for its clients.
+    fn drop(&mut self) {
+        self.left.drain(..).for_each(PeerFd::close_uncounted);
+    }
+}
+
 fn is_unreceived(client: impl AsFd) -> bool {
     sys::unreceived(client).is_ok_and(|bytes| bytes > 0)
 }

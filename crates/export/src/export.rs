@@ -4,9 +4,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::{mem, ptr};
 
 use egret_confine::Bounds;
-use egret_disk::{Disk, OpenError};
+use egret_disk::{Active, Disk, OpenError};
 use egret_event_loop::{EventNotifier, LoopHandle};
 use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
@@ -18,7 +19,7 @@ use crate::errors::{ErrorHandling, ErrorPolicy};
 use crate::listener::{Address, ListenError, Listener};
 use crate::nbd::Offer;
 use crate::protocol::Connection;
-use crate::queues::{QueueCounts, Shared, lock};
+use crate::queues::{QueueCounts, Shared, lock, write_out};
 use crate::session::Session;
 use crate::socket::Access;
 use crate::source::Worker;
@@ -184,19 +185,27 @@ impl Export {
         lock(&self.shared.queues).has_running()
     }
 
-    /// Stops it. Whether there is no client, and none comes any more: then nobody has to be waited for when it is dropped.
-    /// How long a client's session takes to end the client decides, though it uses nothing.
+    /// Stops it. Whether there is no client, and none comes any more, and no disk is to be written out: then nobody has to be
+    /// waited for when it ends. How long a client's session takes to end the client decides, though it uses nothing.
     pub fn ends_at_once(&self) -> bool {
-        self.stop.stop();
-        match &self.device {
-            DeviceType::Nbd(offer) => !offer.is_in_use(),
-            DeviceType::Blk(_) | DeviceType::Scsi(_) => self.shared.shut(),
+        if let DeviceType::Nbd(offer) = &self.device {
+            self.stop.stop();
+            return !offer.is_in_use();
         }
+        // Before it is stopped, for then a client that is there may be gone at any moment.
+        let is_shut = self.shared.shut();
+        self.stop.stop();
+        is_shut && lock(&self.shared.queues).unwritten.is_empty()
     }
 
     /// Whether rings of a client run, or did so a moment ago, so that its disks are to be active.
     pub fn has_active_disks(&self) -> bool {
         lock(&self.shared.queues).active.is_some()
+    }
+
+    /// Lets others have a disk that was active only because it could not be written out, as it has been now.
+    pub fn let_go(&self, disk: &Disk) {
+        lock(&self.shared.queues).unwritten.retain(|(_, active)| !ptr::eq(&raw const **active.disk(), disk));
     }
 
     /// The sum of what its queues have counted since the export began.
@@ -221,6 +230,23 @@ impl Export {
         &self.stop
     }
 
+    /// Ends it, as dropping it does, which waits. Returns the disks that stay active because they cannot be written out.
+    #[must_use]
+    pub fn end(mut self) -> Vec<Active> {
+        self.join();
+        let unwritten = mem::take(&mut lock(&self.shared.queues).unwritten);
+        let unwritten = unwritten.into_iter().map(|(_, active)| active);
+        unwritten.filter(|active| !write_out(active.disk(), self.shared.log())).collect()
+    }
+
+    /// Ends the client's session, if there is one, when its queues are drained; the address is free afterwards.
+    fn join(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+
     /// The disk of a virtio-blk device has `bytes` now: tells the client, if it listens; says whether it could be told.
     /// The disks of a virtio-scsi device are [resized](Self::resize_lun) one by one.
     pub fn resize(&self, bytes: u64) -> bool {
@@ -232,12 +258,8 @@ impl Export {
 }
 
 impl Drop for Export {
-    /// Ends the client's session, if there is one, when its queues are drained; the address is free afterwards.
     fn drop(&mut self) {
-        self.stop.stop();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.join();
     }
 }
 

@@ -52,24 +52,33 @@ impl Export {
         Self::listen(config, DeviceType::Scsi(scsi), device, disks, loops)
     }
 
-    /// Adds a logical unit, and tells the client.
+    /// Adds a logical unit, and tells the client. `activate` has the disk active, if a client's rings run.
     ///
     /// # Errors
     ///
-    /// This is no virtio-scsi device, the address is taken, or an I/O thread cannot run the disk. Nothing has changed.
-    pub fn add_lun(&self, at: LunAddress, unit: Arc<LogicalUnit>, disk: Arc<Disk>) -> Result<(), ExportError> {
+    /// This is no virtio-scsi device, the address is taken, the disk cannot be active, or an I/O thread cannot run it. Nothing
+    /// has changed.
+    pub fn add_lun<E: From<ExportError>>(
+        &self,
+        at: LunAddress,
+        unit: Arc<LogicalUnit>,
+        disk: Arc<Disk>,
+        activate: impl Fn(&Arc<Disk>) -> Result<Active, E>,
+    ) -> Result<(), E> {
+        // Without the lock, which others wait for: it may take as long as the disk does not answer.
+        let mut active = None;
+        let mut queues = loop {
+            let queues = lock(&self.shared.queues);
+            if queues.active.is_none() || active.is_some() {
+                break queues;
+            }
+            drop(queues);
+            active = Some(activate(&disk)?);
+        };
         let lun_error = |e| ExportError::Lun(self.shared.id.clone(), e);
         let scsi = self.scsi(at)?;
         let lun = scsi.prepare(at, unit).map_err(lun_error)?;
         let key = lun.disk;
-        let mut queues = lock(&self.shared.queues);
-        let mut active = match queues.active {
-            Some(_) => Some(disk.activate().map_err(|e| {
-                scsi.abandon(&lun);
-                ExportError::Disk(self.shared.id.clone(), e.into())
-            })?),
-            None => None,
-        };
         let mut attached = Vec::new();
         for queue in queues.running_queues(self.shared.counts.diskless) {
             let (theirs, id) = (Arc::clone(&disk), queue.id);
@@ -79,7 +88,7 @@ impl Export {
                 Err(e) => {
                     detach(&attached, key);
                     scsi.abandon(&lun);
-                    return Err(ExportError::System(self.shared.id.clone(), e));
+                    return Err(ExportError::System(self.shared.id.clone(), e).into());
                 }
             }
         }
@@ -90,7 +99,7 @@ impl Export {
             }
             Err(e) => {
                 detach(&attached, key);
-                return Err(lun_error(e));
+                return Err(lun_error(e).into());
             }
         }
         drop(queues);
@@ -107,10 +116,7 @@ impl Export {
         let mut queues = lock(&self.shared.queues);
         let gone = self.scsi(at)?.remove(at).ok_or_else(|| ExportError::NoLun(self.shared.id.clone(), at))?;
         put(&mut queues.disks, gone.disk, None);
-        let active = queues.active.as_mut().and_then(|all| {
-            let at = all.iter().position(|(key, _)| *key == gone.disk)?;
-            Some(all.swap_remove(at).1)
-        });
+        let active = queues.take_active(gone.disk);
         let (left, held) = detach(&queues.running_queues(self.shared.counts.diskless), gone.disk);
         // A queue that stops keeps the disk until it has.
         if queues.stopping > 0 {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
-use egret_event_loop::closer::{self, Allowance};
+use egret_event_loop::closer::{self, Allowance, FromPeer};
 use rustix::io::Result as Answer;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
@@ -34,6 +34,11 @@ pub(crate) struct PeerFd(Option<OwnedFd>);
 impl PeerFd {
     pub(crate) fn new(fd: OwnedFd) -> Self {
         Self(Some(fd))
+    }
+
+    /// Has one closed that is no file, by the [`closer`], without waiting for others that this thread has dropped.
+    pub(crate) fn close_uncounted(mut self) {
+        drop(self.0.take().map(FromPeer::from));
     }
 
     /// Takes an eventfd: an I/O thread watches or signals it, and knows of no other file that it never sleeps in.

@@ -66,6 +66,9 @@ pub(crate) struct Queues {
     pub(crate) disks: Vec<Option<Arc<Disk>>>,
     /// Each of them is active, if a client's rings run.
     pub(crate) active: Option<Vec<(DiskKey, Active)>>,
+    /// Those that stay active though none runs, because they could not be written out: who has one next would not find what
+    /// was written.
+    pub(crate) unwritten: Vec<(DiskKey, Active)>,
 }
 
 /// Whether a client is there, and whether one may come.
@@ -89,6 +92,19 @@ impl Queues {
     /// Where a queue is, if it runs.
     pub(crate) fn running_queue(&self, queue: usize) -> Option<RunningQueue> {
         Some(RunningQueue { queue, on: self.loops[queue].clone(), id: self.running[queue]? })
+    }
+
+    /// Those of its disks that are active, whether rings run or not.
+    pub(crate) fn active_disks(&mut self) -> impl Iterator<Item = &mut (DiskKey, Active)> {
+        self.active.iter_mut().flatten().chain(&mut self.unwritten)
+    }
+
+    /// What keeps one of them active, if it is.
+    pub(crate) fn take_active(&mut self, key: DiskKey) -> Option<Active> {
+        self.active.iter_mut().chain([&mut self.unwritten]).find_map(|all| {
+            let at = all.iter().position(|(of, _)| *of == key)?;
+            Some(all.swap_remove(at).1)
+        })
     }
 
     /// The device's disks, with their keys.
@@ -155,6 +171,7 @@ impl Shared {
             awaited: Vec::new(),
             disks,
             active: None,
+            unwritten: Vec::new(),
         };
         Self {
             id: id.to_owned(),
@@ -299,32 +316,64 @@ impl Shared {
 
     /// Has all disks active, because rings are to run. Tries once.
     pub(crate) fn activate(&self, device: &dyn Device) -> Result<(), OpenError> {
-        let mut queues = lock(&self.queues);
-        if queues.active.is_some() {
+        loop {
+            let disks: Vec<_> = {
+                let queues = lock(&self.queues);
+                if queues.active.is_some() {
+                    return Ok(());
+                }
+                queues.disks_by_key().map(|(key, disk)| (key, Arc::clone(disk))).collect()
+            };
+            // Without the lock, which others' changes wait for: it may take as long as a disk does not answer.
+            let active = disks.into_iter().map(|(key, disk)| Ok((key, disk.activate()?)));
+            let active = active.collect::<Result<Vec<_>, OpenError>>()?;
+            let mut queues = lock(&self.queues);
+            let are_the_same = |((key, active), (of, disk)): (&(DiskKey, Active), (DiskKey, &Arc<Disk>))| {
+                *key == of && Arc::ptr_eq(active.disk(), disk)
+            };
+            if active.len() != queues.disks_by_key().count()
+                || !active.iter().zip(queues.disks_by_key()).all(are_the_same)
+            {
+                continue;
+            }
+            // The client has asked for their sizes before, when others may have had them active.
+            let news = queues
+                .disks_by_key()
+                .filter(|(key, disk)| disk.options().allow_inactive && device.resize(*key, disk.size()));
+            if news.count() > 0 {
+                self.set_news(true);
+            }
+            queues.active = Some(active);
+            queues.unwritten.clear();
             return Ok(());
         }
-        let active = queues.disks_by_key().map(|(key, disk)| Ok((key, disk.activate()?)));
-        let active = active.collect::<Result<Vec<_>, OpenError>>()?;
-        // The client has asked for their sizes before, when others may have had them active.
-        let news = queues
-            .disks_by_key()
-            .filter(|(key, disk)| disk.options().allow_inactive && device.resize(*key, disk.size()));
-        if news.count() > 0 {
-            self.set_news(true);
-        }
-        queues.active = Some(active);
-        Ok(())
     }
 
     /// Lets others have the disks, because no ring runs and none is about to. One whose writes cannot be written out stays
-    /// active: who has it next would not find them.
+    /// active.
     pub(crate) fn deactivate(&self) {
-        let disks: Vec<_> = {
-            let queues = lock(&self.queues);
-            queues.active.iter().flat_map(|_| queues.disks.iter().flatten().cloned()).collect()
-        };
-        if disks.iter().all(|disk| write_out(disk, &self.log)) {
-            lock(&self.queues).active = None;
+        let (mut written, mut unwritten): (Vec<Arc<Disk>>, Vec<Arc<Disk>>) = Default::default();
+        let is_of = |disks: &[Arc<Disk>], active: &Active| disks.iter().any(|disk| Arc::ptr_eq(disk, active.disk()));
+        loop {
+            let next: Vec<_> = {
+                let mut queues = lock(&self.queues);
+                let active = queues.active.iter().flatten().map(|(_, active)| active);
+                let next = active.filter(|active| !is_of(&written, active) && !is_of(&unwritten, active));
+                let next: Vec<_> = next.map(|active| Arc::clone(active.disk())).collect();
+                if next.is_empty() {
+                    let active = queues.active.take().unwrap_or_default();
+                    let (stay, go) = active.into_iter().partition(|(_, active)| is_of(&unwritten, active));
+                    queues.unwritten = stay;
+                    drop(queues);
+                    return drop::<Vec<_>>(go);
+                }
+                next
+            };
+            // Meanwhile there may come others.
+            for disk in next {
+                let done = if write_out(&disk, &self.log) { &mut written } else { &mut unwritten };
+                done.push(disk);
+            }
         }
     }
 

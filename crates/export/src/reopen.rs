@@ -66,8 +66,8 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
             if let DeviceType::Nbd(offer) = &export.device {
                 offer.set_disk(&disk);
             }
-            let mut active = queues.active.iter_mut().flatten().filter(|(of, _)| *of == key);
-            if let Some((_, active)) = active.next()
+            let active = queues.active_disks().find(|(of, _)| *of == key);
+            if let Some((_, active)) = active
                 && let Ok(new) = disk.activate()
             {
                 *active = new;

@@ -1,5 +1,7 @@
 //! Images that a command has active, whether or not rings of their exports run.
 
+use std::sync::Arc;
+
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::Export;
 
@@ -20,7 +22,8 @@ impl Daemon {
         if !self.config.node_names().contains(&name) {
             return Err(ChangeError::NoNode(name.to_owned()));
         }
-        let disk = self.disks.get(name).ok_or_else(|| ChangeError::NodeBelow(name.to_owned()))?;
+        let disk = Arc::clone(self.disks.get(name).ok_or_else(|| ChangeError::NodeBelow(name.to_owned()))?);
+        let driver = &disk.options().driver;
         let failed = |why: String| Err(ChangeError::SetActive(name.to_owned(), why));
         if !disk.options().allow_inactive {
             // What nobody exports is not locked: QEMU has it inactive and activates it when it is exported.
@@ -29,9 +32,11 @@ impl Daemon {
         }
         if active {
             if !self.held.contains_key(name) {
-                match disk.activate() {
-                    Ok(held) => drop(self.held.insert(name.to_owned(), held)),
-                    Err(e) => return failed(e.cause.to_string()),
+                let of = Arc::clone(&disk);
+                match self.calls.run(driver, "it could not be locked", move || of.activate()) {
+                    Ok(Ok(held)) => drop(self.held.insert(name.to_owned(), held)),
+                    Ok(Err(e)) => return failed(e.cause.to_string()),
+                    Err(why) => return failed(why.to_string()),
                 }
             }
             return Ok(());
@@ -39,12 +44,16 @@ impl Daemon {
         if let Some(user) = self.active_export_of(name) {
             return failed(format!("rings of export '{}' run; it is inactive when its guest has stopped", user.id));
         }
-        if (self.held.contains_key(name) || self.unwritten.contains_key(name))
-            && let Err(e) = disk.write_out()
-        {
-            return failed(format!("it stays locked: the last flush failed: {e}"));
+        if disk.is_active() {
+            let of = Arc::clone(&disk);
+            match self.calls.run(driver, "what was written could not be made stable", move || of.write_out()) {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => return failed(format!("it stays locked: the last flush failed: {e}")),
+                Err(why) => return failed(format!("it stays locked: {why}")),
+            }
         }
         self.held.remove(name);
+        self.exports.values().for_each(|export| export.let_go(&disk));
         if self.unwritten.remove(name).is_some() {
             // It was open as its unit had it.
             self.reconcile_disks_or_log();

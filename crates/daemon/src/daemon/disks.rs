@@ -137,12 +137,14 @@ impl Daemon {
                     }
                     // Who reads may go on with what was opened for another that wrote.
                     (None, Some(_)) => continue,
+                    (_, None) if self.unwritten.contains_key(name) => {
+                        return Err(StartError::Unwritten(name.to_owned()));
+                    }
                     (_, None) => self.calls.make_stable(name, disk)?,
                 }
                 // The locks of one that is open would be in the way of the other.
                 self.disks.remove(name);
                 self.held.remove(name);
-                self.unwritten.remove(name);
             }
             let disk = self.open_image(&wanted, None)?;
             self.disks.insert(name.to_owned(), disk);

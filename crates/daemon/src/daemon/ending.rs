@@ -14,10 +14,10 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use egret_confine::{Bounds, ThreadKind};
 use egret_event_loop::EventNotifier;
 use egret_export::QueueCounters;
 
+use super::teardowns::Waiter;
 use super::{Daemon, TornDown};
 use crate::process::Patience;
 
@@ -47,22 +47,16 @@ impl Ending {
     /// `part` has ended when `end` returns.
     fn begin(&mut self, part: Part, end: impl FnOnce() -> io::Result<()> + Send + 'static) {
         let (sender, bell, what) = (self.sender.clone(), self.bell.clone(), part.clone());
-        // Handed over afterwards: what `end` holds may not be dropped here, where nobody limits how long that takes.
-        let (give, take) = channel::<Box<dyn FnOnce() -> io::Result<()> + Send>>();
-        let bounds = Bounds::of_this_thread();
-        let thread = move || {
-            bounds.narrow(ThreadKind::Control);
-            let Ok(end) = take.recv() else { return };
-            let _ = sender.send((what, end()));
-            bell.set();
-        };
-        let end = Box::new(end);
-        match std::thread::Builder::new().name("egret-ending".to_owned()).stack_size(256 << 10).spawn(thread) {
-            Ok(_) => {
-                let _ = give.send(end);
+        match Waiter::new("egret-ending") {
+            Ok(waiter) => {
+                waiter.run(move || {
+                    let _ = sender.send((what, end()));
+                    bell.set();
+                });
                 self.going.push(part);
             }
             Err(e) => {
+                // To drop it is to wait, and nobody limits how long that takes.
                 std::mem::forget(end);
                 self.fail(format_args!("there is no thread to end something on: {e}"));
             }

@@ -1,5 +1,7 @@
 //! Why an object could not be added, changed or removed.
 
+use std::io;
+
 use egret_export::ConfigError;
 use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::schema::{Descriptor, ObjectError};
@@ -18,6 +20,12 @@ pub enum StartError {
     /// A disk is not waited for.
     #[error("blockdev '{0}': {1}")]
     Unanswered(String, #[source] Unanswered),
+    /// A disk is to be opened otherwise, and what was written to it would be lost by that.
+    #[error(
+        "blockdev '{0}' stays locked as it was open, for its last flush failed; give it back first (blockdev-set-active with \
+         active=false), or close it (blockdev-del)"
+    )]
+    Unwritten(String),
     /// A disk cannot be opened through a set of descriptors.
     #[error("blockdev '{0}': {1}")]
     FdSet(String, #[source] FdSetError),
@@ -151,6 +159,16 @@ pub enum ChangeError {
     /// There is no such export.
     #[error("Export '{0}' is not found")]
     NoExport(String),
+    /// An export ends, and there is no thread to wait for that.
+    #[error(
+        "export '{0}' takes no client any more, and no thread could be had to wait for the one that it has: {1}; delete it once more"
+    )]
+    ExportEnds(String, io::Error),
+    /// A logical unit cannot be taken away, for there is no thread to wait for its requests.
+    #[error(
+        "export '{0}': no thread could be had to wait for the requests for {1}, which stays as it is: {2}; try again"
+    )]
+    LunStays(String, LunAddress, io::Error),
     /// An export has no logical units.
     #[error("export '{0}' has no logical units: it is not of type vhost-user-scsi")]
     NotScsi(String),

@@ -14,7 +14,7 @@ use egret_vocabulary::schema::{self, BlkDevice, FdAddr, NbdDevice, ScsiDevice, U
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
 use super::scsi::UnitOptions;
-use super::teardowns::TornDown;
+use super::teardowns::{TornDown, Waiter};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
 use crate::process::InheritError;
 
@@ -81,7 +81,8 @@ impl Daemon {
     /// [`take_torn_down`](Self::take_torn_down) says so. Nobody waits for a client here: other changes come after this one.
     ///
     /// # Errors
-    /// There is none of this name, or a client uses it and the deletion is to be safe.
+    /// There is none of this name, or a client uses it and the deletion is to be safe. Or there is no thread to wait for its
+    /// client: then it ends, and is there until it is removed once more.
     pub fn remove_export(&mut self, id: &str, how: Deletion) -> Result<(), ChangeError> {
         let Some(export) = self.exports.get(id) else {
             // It is on its way out already.
@@ -91,18 +92,19 @@ impl Daemon {
         if export.is_in_use() && how == Deletion::Safe {
             return Err(ChangeError::ExportInUse(id.to_owned()));
         }
+        let waiter = match export.ends_at_once() {
+            true => None,
+            false => Some(Waiter::new("egret-teardown").map_err(|e| ChangeError::ExportEnds(id.to_owned(), e))?),
+        };
         if let Some(export) = self.exports.remove(id) {
             self.registry.unregister_export(id);
             let what = TornDown::Export { id: id.to_owned() };
-            if export.ends_at_once() {
-                drop(export);
-                self.teardowns.add_gone(what);
-            } else {
-                let leave = move || {
+            match waiter {
+                Some(waiter) => self.teardowns.add(waiter, what, move || export.end()),
+                None => {
                     drop(export);
-                    None
-                };
-                self.teardowns.add(what, leave);
+                    self.teardowns.add_gone(what);
+                }
             }
         }
         Ok(())

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use egret_disk::Disk;
 use egret_export::Export;
 use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::schema::{self, Device, Lun};
 
 use super::exports::check_size;
-use super::teardowns::TornDown;
+use super::teardowns::{TornDown, Waiter};
 use super::{ChangeError, Daemon, StartError, scsi};
 
 impl Daemon {
@@ -44,14 +45,16 @@ impl Daemon {
     /// [`take_torn_down`](Self::take_torn_down) says when they have, and its disk is in use until then.
     ///
     /// # Errors
-    /// There is no such export, or none with logical units, or there is nothing at this address.
+    /// There is no such export, or none with logical units, or there is nothing at this address, or no thread to wait for it.
     pub fn remove_lun(&mut self, id: &str, at: LunAddress) -> Result<(), ChangeError> {
         let (object, export) = self.scsi_export(id)?;
         let (without, lun) = object.without_lun(schema::LunAddress { lun: at.lun, target: at.target });
         let Lun { node_name, .. } = lun.ok_or_else(|| ChangeError::NoLun(id.to_owned(), at))?;
+        let waiter = Waiter::new("egret-teardown").map_err(|e| ChangeError::LunStays(id.to_owned(), at, e))?;
         let leaving = export.remove_lun(at).map_err(StartError::from)?;
         self.config.put_export(without);
-        self.teardowns.add(TornDown::Lun { export: id.to_owned(), at, node_name }, move || leaving.wait());
+        let what = TornDown::Lun { export: id.to_owned(), at, node_name };
+        self.teardowns.add(waiter, what, move || leaving.wait().into_iter().collect());
         Ok(())
     }
 
@@ -61,7 +64,12 @@ impl Daemon {
         let wanted = scsi::UnitOptions::of(object, lun, &disk);
         let at = wanted.at;
         let unit = self.unit(&object.id, &lun.node_name, wanted)?;
-        Ok(self.exports[&object.id].add_lun(at, unit, disk)?)
+        let activate = |disk: &Arc<Disk>| {
+            let (of, name) = (Arc::clone(disk), &lun.node_name);
+            let active = self.calls.run(&disk.options().driver, "it could not be locked", move || of.activate());
+            Ok(active.map_err(|why| StartError::Unanswered(name.clone(), why))??)
+        };
+        self.exports[&object.id].add_lun(at, unit, disk, activate)
     }
 
     fn scsi_export(&self, id: &str) -> Result<(&schema::Export, &Export), ChangeError> {

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle, ThreadId};
 
 use egret_confine::{Bounds, ThreadKind};
 use egret_disk::Active;
@@ -31,15 +31,47 @@ pub enum TornDown {
     },
 }
 
+/// A thread that is there to wait for something, which it is told afterwards: what is waited for may not be let go of where
+/// there is no thread.
+pub(super) struct Waiter {
+    thread: JoinHandle<()>,
+    call: Sender<Box<dyn FnOnce() + Send>>,
+}
+
+impl Waiter {
+    /// One of this name.
+    pub(super) fn new(name: &str) -> io::Result<Self> {
+        let (call, take) = channel::<Box<dyn FnOnce() + Send>>();
+        let bounds = Bounds::of_this_thread();
+        let thread = move || {
+            bounds.narrow(ThreadKind::Control);
+            if let Ok(call) = take.recv() {
+                call();
+            }
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(thread)?;
+        Ok(Self { thread, call })
+    }
+
+    /// Has it wait, and end.
+    pub(super) fn run(self, call: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+        let _ = self.call.send(Box::new(call));
+        self.thread
+    }
+}
+
 /// What is being torn down, and what has been.
 pub(super) struct Teardowns {
     going: Vec<(TornDown, JoinHandle<()>)>,
     /// What is gone and was not yet taken.
     gone: Vec<TornDown>,
-    sender: Sender<(TornDown, Option<Active>)>,
-    receiver: Receiver<(TornDown, Option<Active>)>,
+    sender: Sender<Ended>,
+    receiver: Receiver<Ended>,
     bell: EventNotifier,
 }
+
+/// A thread that ends, and disks of what it has waited for that stay active.
+type Ended = (ThreadId, Vec<Active>);
 
 impl Teardowns {
     pub(super) fn new() -> io::Result<Self> {
@@ -47,24 +79,15 @@ impl Teardowns {
         Ok(Self { going: Vec::new(), gone: Vec::new(), sender, receiver, bell: EventNotifier::new()? })
     }
 
-    /// Runs `leave` on a thread of its own; `what` has gone when it returns, but for a disk that is to stay active.
-    pub(super) fn add(&mut self, what: TornDown, leave: impl FnOnce() -> Option<Active> + Send + 'static) {
-        let (sender, bell, name) = (self.sender.clone(), self.bell.clone(), what.clone());
-        let bounds = Bounds::of_this_thread();
-        let thread = move || {
-            bounds.narrow(ThreadKind::Control);
-            let stays = leave();
-            let _ = sender.send((name, stays));
+    /// Runs `leave` on a thread that is there for it; `what` has gone when it returns, but for disks that are to stay active.
+    pub(super) fn add(&mut self, on: Waiter, what: TornDown, leave: impl FnOnce() -> Vec<Active> + Send + 'static) {
+        let (sender, bell) = (self.sender.clone(), self.bell.clone());
+        let thread = on.run(move || {
+            let stay = leave();
+            let _ = sender.send((thread::current().id(), stay));
             bell.set();
-        };
-        match std::thread::Builder::new().name("egret-teardown".to_owned()).spawn(thread) {
-            Ok(thread) => self.going.push((what, thread)),
-            // What `leave` holds was dropped with it: an export has gone then, and nobody waits for a disk.
-            Err(e) => {
-                tracing::warn!("no thread to wait for the end of {what:?}: {e}");
-                self.gone.push(what);
-            }
-        }
+        });
+        self.going.push((what, thread));
     }
 
     /// `what` has gone already.
@@ -88,12 +111,14 @@ impl Teardowns {
     fn take(&mut self) -> (Vec<TornDown>, Vec<Active>) {
         self.bell.clear();
         let mut stay = Vec::new();
-        while let Ok((what, stays)) = self.receiver.try_recv() {
+        while let Ok((ended, stays)) = self.receiver.try_recv() {
             stay.extend(stays);
-            if let Some(at) = self.going.iter().position(|(going, _)| *going == what) {
-                let _ = self.going.swap_remove(at).1.join();
+            // By its thread: a unit may have been added and taken away once more meanwhile.
+            if let Some(at) = self.going.iter().position(|(_, thread)| thread.thread().id() == ended) {
+                let (what, thread) = self.going.swap_remove(at);
+                let _ = thread.join();
+                self.gone.push(what);
             }
-            self.gone.push(what);
         }
         (std::mem::take(&mut self.gone), stay)
     }

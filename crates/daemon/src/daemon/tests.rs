@@ -8,6 +8,7 @@ use egret_vocabulary::schema::{
 use rustix::event::{PollFd, PollFlags};
 
 use super::*;
+use crate::refuse::refuse;
 
 fn daemon() -> Daemon {
     Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap()
@@ -167,6 +168,43 @@ fn a_logical_unit_that_goes_frees_its_disk_when_that_is_told() {
         assert_eq!(state(&daemon), empty);
     }
     daemon.remove_blockdev("d0").unwrap();
+}
+
+#[test]
+fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_for_that_and_is_when_there_is() {
+    use std::io::{Read, Write};
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    for name in ["d0", "d1"] {
+        daemon.add_blockdev(image(place.path(), name)).unwrap();
+    }
+    daemon.add_export(export(place.path(), "e0", "d0")).unwrap();
+    daemon.add_export(scsi_export(place.path(), "s0")).unwrap();
+    daemon.add_lun("s0", lun(0, "d1")).unwrap();
+    let mut client = std::os::unix::net::UnixStream::connect(place.path().join("e0")).unwrap();
+    // GET_FEATURES: who is answered is there.
+    client.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    client.read_exact(&mut [0; 20]).unwrap();
+    let before = state(&daemon);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            refuse(libc::SYS_clone3, libc::EAGAIN);
+            refuse(libc::SYS_clone, libc::EAGAIN);
+            let error = daemon.remove_lun("s0", FIRST).unwrap_err().to_string();
+            assert!(error.starts_with("export 's0': no thread could be had to wait"), "{error}");
+            let error = daemon.remove_export("e0", Deletion::Hard).unwrap_err().to_string();
+            assert!(error.starts_with("export 'e0' takes no client any more"), "{error}");
+        });
+    });
+    assert_eq!(state(&daemon), before);
+    daemon.remove_lun("s0", FIRST).unwrap();
+    daemon.remove_export("e0", Deletion::Hard).unwrap();
+    let mut gone = 0;
+    while gone < 2 {
+        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+        gone += daemon.take_torn_down().len();
+    }
+    assert_eq!(client.read(&mut [0]).unwrap(), 0, "it was hung up on");
 }
 
 #[test]

@@ -201,6 +201,56 @@ fn descriptors_that_do_not_answer_hold_up_no_change_of_others() {
     assert_eq!(server.terminate().code(), Some(0));
 }
 
+#[test]
+fn a_client_that_has_left_descriptors_that_do_not_answer_and_a_record_unreceived_holds_up_no_end_of_its_export() {
+    let test =
+        "a_client_that_has_left_descriptors_that_do_not_answer_and_a_record_unreceived_holds_up_no_end_of_its_export";
+    let scratch = Scratch::new();
+    let [monitor, socket] = ["qmp", "disk"].map(|name| scratch.path(name));
+    let options = Options::new().monitor("m", &monitor).disk("d0", &scratch.image("disk", MIB), "");
+    let server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, ""));
+    let Some(mounted) = Mounted::or_skips(test) else { return };
+    let mut qmp = Qmp::connect(&monitor);
+    let wire = Wire::agree(&socket, F_VERSION_1);
+    mounted.silent.fall_silent();
+    // As many as a session does not wait for.
+    wire.send(SET_OWNER, &[], &[mounted.share.file.as_fd(); 4]).expect("the socket takes it");
+    wire.send(GET_INFLIGHT_FD, &inflight(0, 0, 1, 128), &[]).expect("the socket takes it");
+    wire.send(u32::MAX, &[], &[]).expect("the socket takes it");
+    await_that("the session to be over", || !server.complaints().is_empty());
+    qmp.run("block-export-del", json!({"id": "e0"}));
+    assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": "e0"}));
+    await_change(&mut qmp);
+    drop((mounted, wire));
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+#[test]
+fn an_image_that_does_not_answer_when_it_is_to_be_locked_holds_up_no_change_of_others() {
+    let test = "an_image_that_does_not_answer_when_it_is_to_be_locked_holds_up_no_change_of_others";
+    let Some(mounted) = Mounted::or_skips(test) else { return };
+    let image = mounted.folder.path().join("memory");
+    let scratch = Scratch::new();
+    let [monitor, socket] = ["qmp", "disk"].map(|name| scratch.path(name));
+    let options = Options::new().monitor("m", &monitor).disk("d0", &image, "cache.direct=off");
+    let options = options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
+    let server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&monitor);
+    mounted.silent.fall_silent();
+    let guest = thread::spawn(move || Attacker::boot(&socket, Variant::PLAIN, MIB));
+    let asked = || mounted.silent.unanswered.lock().expect("no holder panics").len();
+    await_that("the daemon to ask how long the image is", || asked() > 0);
+    let refused = qmp.fail("blockdev-set-active", json!({"node-name": "d0", "active": true}));
+    assert!(refused.contains("does not answer: it could not be locked in 5 s"), "{refused}");
+    qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
+    await_change(&mut qmp);
+    drop(mounted);
+    // It may find that it came to nothing.
+    drop(guest.join());
+    assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": "e0"}));
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
 /// An epoll set with this in it that stays locked: the kernel copies an event to a page of the file, which does not come
 /// before the file system speaks again. Who closes `fd` last waits for that.
 fn lock_set_of(fd: &impl AsFd, mounted: &Mounted) -> JoinHandle<()> {

@@ -69,7 +69,7 @@ fn a_disk_that_is_exchanged_is_let_go_of_by_every_queue() {
     let (mut machine, export) = started(&io, Nanos::ZERO);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
     let late = disk(Nanos::from_micros(200));
-    export.add_lun(LATE, unit("late"), Arc::clone(&late)).unwrap();
+    add_late(&export, Arc::clone(&late)).unwrap();
     assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), POWER_ON);
     let mut old = late;
     for _ in 0..20 {

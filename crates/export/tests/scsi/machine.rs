@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Address, ErrorPolicy, Export, ExportConfig, LogicalUnit, LunConfig, OnError};
+use egret_export::{Address, ErrorPolicy, Export, ExportConfig, ExportError, LogicalUnit, LunConfig, OnError};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
 use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
@@ -37,6 +37,12 @@ pub fn disk(latency: Nanos) -> Arc<Disk> {
 pub fn unit(serial: &str) -> Arc<LogicalUnit> {
     let config = LunConfig { capacity_bytes: 64 * MIB, serial: serial.into(), ..LunConfig::default() };
     Arc::new(LogicalUnit::new(config).unwrap())
+}
+
+/// Adds the unit that comes late.
+pub fn add_late(export: &Export, disk: Arc<Disk>) -> Result<(), ExportError> {
+    let activate = |disk: &Arc<Disk>| disk.activate().map_err(|e| ExportError::Disk("late".to_owned(), e.into()));
+    export.add_lun(LATE, unit("late"), disk, activate)
 }
 
 /// A ring of the front-end's, and the descriptors beside it.

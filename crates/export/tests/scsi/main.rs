@@ -29,8 +29,8 @@ fn a_unit_that_comes_while_the_queues_run_is_told_of_served_resized_and_taken_aw
     assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), BAD_TARGET);
 
     machine.offer_event();
-    export.add_lun(LATE, unit("late"), disk(Nanos::ZERO)).unwrap();
-    assert!(matches!(export.add_lun(LATE, unit("late"), disk(Nanos::ZERO)), Err(ExportError::Lun(..))));
+    add_late(&export, disk(Nanos::ZERO)).unwrap();
+    assert!(matches!(add_late(&export, disk(Nanos::ZERO)), Err(ExportError::Lun(..))));
     assert_eq!(export.luns(), [FIRST, LATE]);
     assert!(export.lun(LATE).is_some());
     assert_eq!(machine.event(), (1, 3, 1), "transport reset, rescan");

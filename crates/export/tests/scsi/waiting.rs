@@ -184,7 +184,7 @@ fn whatever_waits_for_whatever_else_all_of_it_is_answered() {
             }
         }
         match round % 16 {
-            3 => export.add_lun(LATE, unit("late"), disk(Nanos::from_micros(20))).unwrap(),
+            3 => add_late(&export, disk(Nanos::from_micros(20))).unwrap(),
             7 => drop(export.run_on(&[loops[1].clone(), loops[0].clone()]).unwrap()),
             11 => drop(export.remove_lun(LATE).unwrap()),
             15 => drop(export.run_on(&loops).unwrap()),
