@@ -196,7 +196,7 @@ impl NbdEngine {
             if outgoing.is_empty() && connection.channel.is_flushed() || budget == 0 {
                 break None;
             }
-            match outgoing.send(&mut connection.channel, &mut self.commands) {
+            match outgoing.send(&mut connection.channel, &mut self.commands, budget) {
                 Ok(sent) => budget = budget.saturating_sub(CALL_WORK + sent),
                 Err(ChannelError::System(Errno::INTR)) => {}
                 Err(ChannelError::System(Errno::FAULT)) => {

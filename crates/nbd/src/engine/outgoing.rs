@@ -33,14 +33,19 @@ impl Outgoing {
         self.queue.is_empty()
     }
 
-    /// Sends once; returns how many bytes that was.
+    /// Sends once, of the data no more than `most` bytes; returns how many bytes that was.
     ///
     /// # Errors
     /// `EAGAIN` where the socket takes no more, `EFAULT` where memory is not there any more, which is for
     /// [`give_up`](Self::give_up), or what has ended the connection.
-    pub(super) fn send(&mut self, channel: &mut Channel, commands: &mut Commands) -> Result<u64, ChannelError> {
+    pub(super) fn send(
+        &mut self,
+        channel: &mut Channel,
+        commands: &mut Commands,
+        most: u64,
+    ) -> Result<u64, ChannelError> {
         self.pieces.clear();
-        let mut skip = self.sent;
+        let (mut skip, mut room) = (self.sent, most);
         for place in self.queue.iter().take(if self.alone > 0 { 1 } else { usize::MAX }) {
             if self.pieces.len() >= MOST_PIECES {
                 break;
@@ -49,14 +54,15 @@ impl Outgoing {
             let header = command.header();
             memory::append_bytes(header.get(skip as usize..).unwrap_or_default(), &mut self.pieces);
             let skipped = skip.saturating_sub(header.len() as u64);
+            let data = command.message_len() - header.len() as u64 - skipped;
+            let len = data.min(room);
             match command.payload {
                 Payload::Nothing => {}
                 Payload::Data => {
-                    let (at, len) = (command.done + skipped, command.part - skipped);
-                    memory::append(&command.job.request.buffers, at, len, &mut self.pieces);
+                    memory::append(&command.job.request.buffers, command.done + skipped, len, &mut self.pieces);
                 }
                 Payload::Zeroes => {
-                    let mut left = (command.part - skipped) as usize;
+                    let mut left = len as usize;
                     while left > 0 {
                         let some = &SOME_ZEROES[..left.min(SOME_ZEROES.len())];
                         memory::append_bytes(some, &mut self.pieces);
@@ -64,7 +70,10 @@ impl Outgoing {
                     }
                 }
             }
-            skip = 0;
+            if len < data {
+                break;
+            }
+            (skip, room) = (0, room - len);
         }
         self.pieces.truncate(MOST_PIECES);
         // SAFETY: the pieces are of headers, which are the commands' own, of their memory, which is lent to them, and of

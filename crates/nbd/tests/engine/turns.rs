@@ -140,3 +140,36 @@ fn a_server_that_sends_a_few_bytes_at_a_time_is_asked_a_few_hundred_times_a_turn
     assert!(taken <= 260 && there >= 300, "{taken} calls in a turn, of {there}");
     ids.into_iter().for_each(|id| assert_eq!(rig.wait_only(id).0, Ok(())));
 }
+
+#[test]
+fn a_server_that_takes_as_much_as_there_is_gets_a_megabyte_a_turn_and_less_of_data_in_many_pieces() {
+    let test = "a_server_that_takes_as_much_as_there_is_gets_a_megabyte_a_turn_and_less_of_data_in_many_pieces";
+    // Of bytes a system call takes a thousand.
+    for (piece, len, most) in [(256 << 10, 1 << 20, 1 << 20), (1, 128 << 10, 256 << 10)] {
+        if let Err(e) = sent_in_turns(piece, len, most) {
+            return egret_needs::lacks(test, format_args!("a socket that takes much: {e}"));
+        }
+    }
+}
+
+/// Writes `len` bytes in pieces four times, and sees that a turn sends no more than `most` bytes of them.
+fn sent_in_turns(piece: usize, len: usize, most: usize) -> rustix::io::Result<()> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    sockopt::set_socket_send_buffer_size_force(&ours, 16 << 20)?;
+    let flags = export_flag::HAS_FLAGS | export_flag::SEND_WRITE_ZEROES;
+    let export = Export { size: 8 << 20, flags, blocks: BlockSizes::default(), headers: Headers::Simple };
+    let options = Options::new("d0", Driver::Remote(RemoteDisk::new(Connected::new(export, ours))));
+    let mut rig = Rig::new(&Arc::new(Disk::open(&options).unwrap())).unwrap();
+    for at in 0..4 {
+        rig.push_in(piece, Op::Write { fua: false }, (at * len) as u64, len as u64, vec![0x66; len]);
+    }
+    let mut all = 0;
+    while all < 4 * len {
+        rig.submit();
+        let taken = rustix::io::ioctl_fionread(&theirs).unwrap() as usize;
+        assert!((1..=most + 4 * Headers::Simple.request_len()).contains(&taken), "{taken} bytes in a turn");
+        let mut read = vec![0; taken];
+        all += rustix::io::read(&theirs, &mut read).unwrap();
+    }
+    Ok(())
+}
