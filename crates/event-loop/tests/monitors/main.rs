@@ -7,8 +7,9 @@ mod refuse;
 mod replayed;
 
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Phase, Source, SourceId, spawn};
@@ -116,6 +117,27 @@ fn a_source_that_is_woken_is_dispatched() {
         handle.detach(id).wait().unwrap();
         handle.send(move |target| target.wake(id));
         handle.call(|_| ()).unwrap();
+    });
+}
+
+/// Tells which thread drops it.
+struct Dropped(Sender<ThreadId>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        let _ = self.0.send(thread::current().id());
+    }
+}
+
+#[test]
+fn a_source_that_is_refused_comes_back_and_is_dropped_on_no_loop() {
+    on_every_loop(|handle| {
+        let ((mut refused, ..), (tell, told)) = (bell(), channel());
+        let last = Dropped(tell);
+        refused.refuses = true;
+        refused.when_armed = Some(Box::new(move || drop(last)));
+        assert!(handle.attach(refused).is_err());
+        assert_eq!(told.recv(), Ok(thread::current().id()));
     });
 }
 
