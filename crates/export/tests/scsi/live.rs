@@ -143,8 +143,10 @@ fn a_request_that_does_not_end_makes_a_change_fail_and_keeps_the_queue_where_it_
     machine.send(FIRST, &READ, 4096);
     let to = [loops[1].0.clone()];
     assert!(matches!(export.run_on(&to), Err(ExportError::Busy(id)) if id == "e0"));
-    let change = DiskSwap { old: Arc::clone(&slow), new: disk(Nanos::ZERO) };
-    assert!(matches!(reopen(&[&export], &[change]), Err(ExportError::Busy(id)) if id == "e0"));
+    let new = disk(Nanos::ZERO);
+    let change = [DiskSwap { old: Arc::clone(&slow), new: Arc::clone(&new) }];
+    assert!(matches!(reopen(&[&export], &change), Err(ExportError::Busy(id)) if id == "e0"));
+    assert_eq!(Arc::strong_count(&new), 2, "no loop has it, which would have to close it then");
     // It goes on there, and can be moved when the request has ended.
     machine.offer_event();
     assert!(export.resize_lun(FIRST, MIB).unwrap());
