@@ -583,6 +583,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_newfstatat, &[Control], "users and groups by name"),
     call!(SYS_lseek, &[Session, Control], "what of an image is allocated; users and groups by name"),
     call!(SYS_geteuid, &[Control], "whose a socket is"),
+    call!(SYS_getcwd, &[Control], "where a path begins that is not absolute"),
     call!(SYS_uname, &[Control], "where --record-waits was recorded"),
     call!(SYS_exit_group, &[Control], "the end"),
     #[cfg(target_arch = "x86_64")]

@@ -164,6 +164,10 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     be_handed_descriptors(&mut qmp, scratch);
     use_nbd(&mut qmp, scratch);
     use_a_server(&mut qmp, scratch);
+    // A path that begins where the daemon was started.
+    qmp.run("blockdev-add", json!({"driver": "null-co", "node-name": "null1"}));
+    qmp.run("egret-lun-add", json!({"id": "e-scsi", "lun": 1, "node-name": "null1", "pr-file": "pr1"}));
+    assert!(scratch.path("pr1").exists());
     let elsewhere = json!({"driver": "file", "node-name": "d3", "filename": env!("CARGO_BIN_EXE_egret")});
     qmp.fail("blockdev-add", elsewhere);
     // A message that takes more memory as it comes.
@@ -349,7 +353,8 @@ fn every_rule_is_needed_and_none_is_missing() {
         .with_env("NOTIFY_SOCKET", &place)
         .with_env("WATCHDOG_USEC", "1000000")
         .with_words(["--sandbox-dir", "/dev"]);
-    live_fully(&scratch, &program.recorded(&record));
+    let here = scratch.path("").display().to_string();
+    live_fully(&scratch, &program.recorded(&record).after(["env", "-C", &here]));
     heard.join().unwrap();
     calls.add(&record);
 

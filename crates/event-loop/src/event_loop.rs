@@ -73,6 +73,12 @@ pub struct EventLoop<S: Source> {
     stopping: bool,
 }
 
+impl<S: Source> Drop for EventLoop<S> {
+    fn drop(&mut self) {
+        self.mailbox.close();
+    }
+}
+
 impl<S: Source> EventLoop<S> {
     /// Makes a loop on the calling thread, which is to run it. `backend` is given the loop's ring, if it has one.
     ///

@@ -127,11 +127,13 @@ impl<S: Source> LoopHandle<S> {
     ///
     /// # Errors
     ///
-    /// As [`EventLoop::attach`], or [`LoopGone`] as an I/O error.
-    pub fn attach(&self, source: S) -> io::Result<SourceId> {
+    /// As [`EventLoop::attach`], the source with it, or [`LoopGone`] as an I/O error. So no loop drops a source, which may
+    /// have what takes long to close.
+    pub fn attach(&self, source: S) -> Result<SourceId, (Option<Box<S>>, io::Error)> {
         // By pointer: a command is moved from frame to frame, and threads that attach are many, with a stack each.
         let source = Box::new(source);
-        self.call(|target| target.attach(*source).map_err(|(_, e)| e)).map_err(io::Error::other)?
+        let attached = self.call(|target| target.attach(*source).map_err(|(source, e)| (Some(Box::new(source)), e)));
+        attached.unwrap_or_else(|e| Err((None, io::Error::other(e))))
     }
 
     /// Takes a source back, as soon as it is drained.

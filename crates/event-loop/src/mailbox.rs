@@ -6,11 +6,12 @@ use crate::EventNotifier;
 use crate::doorbell::Doorbell;
 use crate::sync::Mutex;
 
-/// A box that any thread puts things into and one loop empties.
+/// A box that any thread puts things into and one loop empties, and closes at its end.
 ///
 /// The lock is the senders' business: the loop takes it only when the doorbell rang, which no request does.
 pub(crate) struct Mailbox<T> {
-    letters: Mutex<Vec<T>>,
+    /// None when it is closed.
+    letters: Mutex<Option<Vec<T>>>,
     bell: Doorbell,
     /// What the loop sleeps on.
     pub(crate) wake: EventNotifier,
@@ -18,11 +19,15 @@ pub(crate) struct Mailbox<T> {
 
 impl<T> Mailbox<T> {
     pub(crate) fn new() -> std::io::Result<Self> {
-        Ok(Self { letters: Mutex::new(Vec::new()), bell: Doorbell::default(), wake: EventNotifier::new()? })
+        Ok(Self { letters: Mutex::new(Some(Vec::new())), bell: Doorbell::default(), wake: EventNotifier::new()? })
     }
 
+    /// Puts a letter in. Where the box is closed it is dropped.
     pub(crate) fn send(&self, letter: T) {
-        self.letters.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
+        match &mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(letters) => letters.push(letter),
+            None => return,
+        }
         if self.bell.ring() {
             self.wake.set();
         }
@@ -37,6 +42,12 @@ impl<T> Mailbox<T> {
         if !self.bell.answer() {
             return Vec::new();
         }
-        std::mem::take(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner))
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Drops what is in the box, and what will be sent: whoever waits for an answer to it hears that there is none.
+    pub(crate) fn close(&self) {
+        let left = self.letters.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(left);
     }
 }

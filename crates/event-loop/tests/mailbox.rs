@@ -91,3 +91,19 @@ fn each_letter_is_taken_once_and_in_order_and_a_loop_that_sleeps_is_woken_for_it
         assert_eq!((first, taken.contains(&20)), (vec![10, 11], true));
     });
 }
+
+#[test]
+fn a_letter_to_a_loop_that_ends_is_taken_or_dropped_whether_it_comes_before_the_end_or_after() {
+    loom::model(|| {
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let letter = std::sync::Arc::new(());
+        let sender = {
+            let (mailbox, letter) = (Arc::clone(&mailbox), std::sync::Arc::clone(&letter));
+            loom::thread::spawn(move || mailbox.send(letter))
+        };
+        drop(mailbox.take());
+        mailbox.close();
+        sender.join().unwrap();
+        assert_eq!(std::sync::Arc::strong_count(&letter), 1);
+    });
+}

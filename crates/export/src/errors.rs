@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
@@ -104,8 +105,8 @@ pub struct ErrorHandling {
 struct Waiting {
     /// How many queues have what failed.
     holds: usize,
-    /// Wake the queues that keep requests.
-    wakers: Vec<Waker>,
+    /// Wake the queues that keep requests, by their numbers: one that stops and starts has another each time.
+    wakers: BTreeMap<usize, Waker>,
 }
 
 /// A queue has what failed, so that its export stays stopped until it is resumed, or nobody has one.
@@ -185,7 +186,7 @@ impl ErrorHandling {
         self.status.store(IoStatus::Ok as u8, Ordering::Relaxed);
         let woken = std::mem::take(&mut waiting.wakers);
         drop(waiting);
-        woken.into_iter().for_each(Waker::wake);
+        woken.into_values().for_each(Waker::wake);
     }
 
     /// Has a notifier set when requests are overdue, from here on; the first one to be named is.
@@ -215,13 +216,13 @@ impl ErrorHandling {
     }
 
     /// Has a queue woken when the export goes on; at once if it is not stopped.
-    pub(crate) fn wake_when_resumed(&self, waker: Waker) {
+    pub(crate) fn wake_when_resumed(&self, queue: usize, waker: Waker) {
         let mut waiting = lock(&self.waiting);
-        if !self.is_stopped() {
+        if self.is_stopped() {
+            waiting.wakers.insert(queue, waker);
+        } else {
             drop(waiting);
             waker.wake();
-        } else if waiting.wakers.iter().all(|other| !other.will_wake(&waker)) {
-            waiting.wakers.push(waker);
         }
     }
 }
@@ -276,15 +277,28 @@ mod tests {
             [true, false, true, false]
         );
         assert_eq!((errors.status(), errors.stops()), (IoStatus::Failed, 2));
-        errors.wake_when_resumed(Arc::clone(&count).into());
-        errors.wake_when_resumed(Arc::clone(&count).into());
+        errors.wake_when_resumed(0, Arc::clone(&count).into());
+        errors.wake_when_resumed(0, Arc::clone(&count).into());
         assert_eq!(woken(), 0);
         errors.resume();
         errors.resume();
         assert_eq!((errors.status(), woken()), (IoStatus::Ok, 1));
-        errors.wake_when_resumed(Arc::clone(&count).into());
+        errors.wake_when_resumed(0, Arc::clone(&count).into());
         assert_eq!(woken(), 2);
         assert!(errors.stop(Errno::NOSPC, &mut hold));
+    }
+
+    #[test]
+    fn of_a_queue_that_comes_again_and_again_the_last_stay_is_woken_and_nothing_else_is_kept() {
+        let errors = ErrorHandling::new("e0", ErrorPolicy::default());
+        let stays = [(); 1000].map(|()| Arc::<Count>::default());
+        let mut hold = None;
+        errors.stop(Errno::IO, &mut hold);
+        stays.iter().for_each(|stay| errors.wake_when_resumed(1, Arc::clone(stay).into()));
+        assert_eq!(stays.iter().filter(|stay| Arc::strong_count(stay) > 1).count(), 1);
+        errors.resume();
+        let woken = stays.map(|stay| stay.0.load(Ordering::Relaxed));
+        assert!(woken[..999].iter().all(|woken| *woken == 0) && woken[999] == 1, "{woken:?}");
     }
 
     #[test]

@@ -73,6 +73,11 @@ pub enum ExportError {
     /// A change had to wait for requests that do not end.
     #[error("export '{0}': requests in flight have not ended in 5 s; nothing has changed")]
     Busy(String),
+    /// Likewise, when some queues had moved already, which have since taken in requests that do not end either.
+    #[error(
+        "export '{0}': requests in flight have not ended in 5 s; some queues have moved and cannot go back before theirs end"
+    )]
+    Scattered(String),
 }
 
 /// A disk on queues, for whoever connects.

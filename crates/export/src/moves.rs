@@ -57,7 +57,8 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// A loop cannot run one of the disks, or requests in flight do not end. Every queue is where it was.
+    /// A loop cannot run one of the disks, or requests in flight do not end. Every queue is where it was, unless the error is
+    /// [`ExportError::Scattered`].
     ///
     /// # Panics
     ///
@@ -78,14 +79,17 @@ impl Export {
         let home: Targets = targets.iter().map(|(queue, _)| (*queue, queues.loops[*queue].clone())).collect();
         let shifted = shift(&mut queues, targets);
         drop(prepared);
-        shifted.map_err(|problem| {
-            // Those that have arrived go back; the others are there.
-            let _ = shift(&mut queues, home);
-            match problem {
-                Problem::Busy => ExportError::Busy(self.shared.id.clone()),
-                Problem::System(e) => system(e),
-            }
+        // Those that have arrived go back; the others are there.
+        shifted.map_err(|problem| match (shift(&mut queues, home), problem) {
+            (Err(_), _) => ExportError::Scattered(self.shared.id.clone()),
+            (Ok(_), Problem::Busy) => ExportError::Busy(self.shared.id.clone()),
+            (Ok(_), Problem::System(e)) => system(e),
         })
+    }
+
+    /// Whether a queue is on this loop, or would be if it ran: one that has disks, counted from 0.
+    pub fn is_on(&self, queue: u16, on: &LoopHandle<Worker>) -> bool {
+        lock(&self.shared.queues).loops[usize::from(self.shared.counts.diskless + queue)] == *on
     }
 }
 

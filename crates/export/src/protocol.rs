@@ -138,11 +138,13 @@ pub(crate) enum Request {
 }
 
 impl Request {
-    /// What it takes of what a client [may order](crate::budget::Pace): much where memory is mapped or made.
+    /// What it takes of what a client [may order](crate::budget::Pace): much where memory is mapped or made, and where every
+    /// queue may be told.
     pub(crate) const fn cost(&self) -> u32 {
         match self {
             Self::SetMemTable(_) | Self::AddMemReg(..) | Self::RemMemReg(_) => 16,
-            Self::GetInflight(..) | Self::SetLogBase(..) | Self::SetDeviceState(..) | Self::CheckDeviceState => 16,
+            Self::GetInflight(..) | Self::SetInflight(..) | Self::SetDeviceState(..) | Self::CheckDeviceState => 16,
+            Self::SetFeatures(_) | Self::SetLogBase(..) | Self::SetLogFd(_) => 16,
             _ => 1,
         }
     }
@@ -469,13 +471,13 @@ mod tests {
         // Number, lengths of bodies, descriptors, cost.
         let requests: [(u32, &[usize], &[usize], u32); 28] = [
             (GET_FEATURES, &[0], &[0, 1, 2], 1),
-            (SET_FEATURES, &[8], &[0, 1, 2], 1),
+            (SET_FEATURES, &[8], &[0, 1, 2], 16),
             (SET_OWNER, &[0], &[0, 1, 2], 1),
             (RESET_OWNER, &[0], &[0, 1, 2], 1),
             (SET_VRING_NUM, &[8], &[0, 1, 2], 1),
             (SET_VRING_ADDR, &[40], &[0, 1, 2], 1),
             (SET_LOG_BASE, &[16], &[1, 2], 16),
-            (SET_LOG_FD, &[0], &[1, 2], 1),
+            (SET_LOG_FD, &[0], &[1, 2], 16),
             (SET_VRING_BASE, &[8], &[0, 1, 2], 1),
             (GET_VRING_BASE, &[8], &[0, 1, 2], 1),
             (GET_VRING_BASE_SKIP_DRAIN, &[8], &[0, 1, 2], 1),
@@ -488,7 +490,7 @@ mod tests {
             (SET_VRING_ENABLE, &[8], &[0, 1, 2], 1),
             (SET_BACKEND_REQ_FD, &[0, 4, 8, 12, 16, 20, 24, 40, 48], &[1, 2], 1),
             (GET_INFLIGHT_FD, &[20, 24], &[0, 1, 2], 16),
-            (SET_INFLIGHT_FD, &[20, 24], &[1, 2], 1),
+            (SET_INFLIGHT_FD, &[20, 24], &[1, 2], 16),
             (RESET_DEVICE, &[0], &[0, 1, 2], 1),
             (GET_MAX_MEM_SLOTS, &[0], &[0, 1, 2], 1),
             (ADD_MEM_REG, &[40], &[1, 2], 16),

@@ -224,8 +224,11 @@ impl Shared {
         let errors = Arc::clone(&self.errors);
         let mut worker = QueueWorker::new(info, queue, model, Disks::new(disks), fds, errors, counters);
         worker.set_home(queues.loops[index].clone());
-        queues.running[index] = Some(queues.loops[index].attach(worker.into())?);
-        Ok(())
+        let attached = queues.loops[index].attach(worker.into());
+        queues.running[index] = attached.as_ref().ok().copied();
+        // One that was refused is dropped when nobody waits for the lock: its descriptors are the peer's.
+        drop(queues);
+        attached.map(drop).map_err(|(_, e)| e)
     }
 
     /// Changes a queue's worker on its loop, if it runs, and waits for that. So a peer that orders changes without a pause

@@ -125,7 +125,9 @@ impl Drop for QueueSwap {
     fn drop(&mut self) {
         let slots = std::mem::take(&mut self.disks).into_iter().map(|(_, _, slot)| slot).collect::<Vec<_>>();
         if !slots.is_empty() {
-            self.queue.on.send(move |target| slots.into_iter().for_each(|slot| target.backend().detach(slot)));
+            // Waits, so that the loop is not the last to have a disk that nobody uses: to close it may take long.
+            let on = &self.queue.on;
+            let _ = on.call(move |target| slots.into_iter().for_each(|slot| target.backend().detach(slot)));
         }
     }
 }

@@ -141,8 +141,9 @@ impl<'a> Session<'a> {
     fn converse(&mut self) -> Result<(), ProtocolError> {
         while let Some((request, message)) = self.connection.receive()? {
             let pause = self.budget.pace.take(request.cost(), Instant::now());
-            if !pause.is_zero() {
-                self.connection.pause(pause)?;
+            // Without a pause, too: a client that has always sent the next message is not waited for anywhere else.
+            if !self.connection.pause(pause)? {
+                break;
             }
             let acknowledges = message.wants_ack && self.protocol_features & protocol_feature::REPLY_ACK != 0;
             match self.answer(request, &message) {

@@ -505,7 +505,9 @@ impl QueueWorker {
     /// Has the queue dispatched at `deadline`, or before: whoever asks for it asks again then.
     #[cold]
     fn wake_at(&mut self, turn: &mut Turn<'_, Worker>, deadline: Nanos) {
-        let is_polled = self.fds.kick.is_none() && self.info.kickless == Kickless::Timer;
+        // One that stops is not looked at any more, and has requests that do not end all the same.
+        let is_polled =
+            self.fds.kick.is_none() && self.info.kickless == Kickless::Timer && self.phase == Phase::Running;
         let is_set = self.timer > turn.now() && self.timer <= deadline;
         if !is_polled && !is_set {
             self.timer = deadline;

@@ -44,13 +44,13 @@ impl Daemon {
     /// # Errors
     /// There is none of this name, or an export runs on it.
     pub fn remove_io_thread(&mut self, id: &str) -> Result<(), ChangeError> {
-        if !self.io_threads.contains_key(id) {
-            return Err(ChangeError::NoObject(id.to_owned()));
-        }
+        let Some(running) = self.io_threads.get(id) else { return Err(ChangeError::NoObject(id.to_owned())) };
         let uses = |export: &egret_vocabulary::schema::Export| {
             (0..export.num_queues()).any(|queue| export.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD) == id)
         };
-        if self.config.exports.iter().any(uses) {
+        // A queue that stops is where it was until its requests have ended, whatever its export was told meanwhile.
+        let has_queues = || running.handle.call(|target| target.sources().next().is_some()).unwrap_or(false);
+        if self.config.exports.iter().any(uses) || has_queues() {
             return Err(ChangeError::ObjectInUse(id.to_owned()));
         }
         self.config.iothreads.retain(|object| object.id != id);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use egret_confine::{Bounds, ThreadKind};
 use egret_disk::{Disk, Driver as DiskDriver, RemoteKind};
-use egret_export::{DiskSwap, Export, IoStatus, Pause, reopen};
+use egret_export::{DiskSwap, Export, ExportError, IoStatus, Pause, reopen};
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _};
 
@@ -22,7 +22,7 @@ impl Daemon {
     ///
     /// # Errors
     /// There is no such export or I/O thread, the export is to stay where it is, or a queue cannot move. All queues are
-    /// where they were.
+    /// where they were, unless one that had moved cannot go back: the error says so.
     pub fn place_export(&mut self, object: schema::Export) -> Result<Pause, ChangeError> {
         let Some(running) = self.exports.get(&object.id) else { return Err(ChangeError::NoExport(object.id)) };
         let Some(now) = self.config.exports.iter_mut().find(|now| now.id == object.id) else {
@@ -37,7 +37,16 @@ impl Daemon {
             return Err(ChangeError::FixedExport(object.id.clone(), home.to_owned()));
         }
         let loops: Vec<_> = owners.map(|owner| self.io_threads[owner].handle().clone()).collect();
-        let pause = running.run_on(&loops).map_err(StartError::from)?;
+        let placed = running.run_on(&loops);
+        if let Err(ExportError::Scattered(_)) = placed {
+            for (queue, on) in (0..).zip(&loops) {
+                if running.is_on(queue, on) {
+                    let owner = object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD);
+                    *now = now.with_queue_on(queue, owner, now.mapping(DEFAULT_IOTHREAD))?;
+                }
+            }
+        }
+        let pause = placed.map_err(StartError::from)?;
         *now = object;
         Ok(pause)
     }

@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::mpsc::channel;
+use std::thread;
 
 use crate::scene::{DIRECT, GIB, MIB, Scene, variants};
 use crate::support::attacker::{Ask, DATA, Share, Variant, new_eventfd};
@@ -238,6 +240,23 @@ fn sessions_that_peers_keep_for_ever_do_not_hold_up_the_end() {
         scene.close();
         drop(kept);
     }
+}
+
+#[test]
+fn a_session_whose_peer_has_always_sent_another_order_does_not_hold_up_the_end_either() {
+    let scene = Scene::open(Variant::PLAIN, &DIRECT);
+    let mut kept = Wire::connect(&scene.victim);
+    let (tell, told) = channel();
+    let sender = thread::spawn(move || {
+        let orders = u32s(&[SET_OWNER, 1, 0]).repeat(5000);
+        while kept.send_bytes(&orders).is_ok() {
+            let _ = tell.send(());
+        }
+    });
+    // More than it may order at once: the rest is in the socket, and is taken out at a pace.
+    (0..2).for_each(|_| told.recv().expect("the socket takes them"));
+    scene.close();
+    sender.join().expect("it only writes");
 }
 
 #[test]

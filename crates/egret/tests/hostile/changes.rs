@@ -24,8 +24,10 @@ fn a_queue_that_is_stopped_on_a_disk_that_hangs_is_in_use_and_holds_up_no_change
         let [monitor, socket] = ["qmp", "disk"].map(|name| scratch.path(name));
         let options = Options::new()
             .monitor("m", &monitor)
+            .iothread("io0", "")
+            .iothread("io1", "")
             .null("d0", "latency-ns=3600000000000")
-            .export("e0", "d0", &socket, "writable=on")
+            .export("e0", "d0", &socket, "writable=on,iothread=io0")
             .words(["--shutdown-timeout=0"]);
         let _server = Server::start(&Program::egret(), &options);
         let mut qmp = Qmp::connect(&monitor);
@@ -45,6 +47,13 @@ fn a_queue_that_is_stopped_on_a_disk_that_hangs_is_in_use_and_holds_up_no_change
         for _ in 0..20 {
             assert_eq!(qmp.fail("block-export-del", json!({"id": "e0"})), "export 'e0' still in use", "{request}");
             await_change(&mut qmp);
+        }
+        // A queue that stops need not move, and is on the thread that it was on.
+        let moved = json!({"id": "e0", "iothread": "io1"});
+        await_that("the queue to stop", || qmp.try_run("egret-map-queues", moved.clone()).is_ok());
+        for id in ["io0", "io1"] {
+            let refused = qmp.fail("object-del", json!({"id": id}));
+            assert_eq!(refused, format!("object '{id}' is in use, can not be deleted"), "{request}");
         }
         qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
         await_change(&mut qmp);

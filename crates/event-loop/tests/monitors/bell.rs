@@ -1,12 +1,12 @@
 //! A source in the likeness of a queue, engines that echo, and loops of every kind to put them on.
 
 use std::cell::Cell;
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
+use std::{fmt, io};
 
 use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{
@@ -208,6 +208,12 @@ pub fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
         stopped: false,
     };
     (bell, outside, hear)
+}
+
+impl fmt::Debug for Bell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a bell")
+    }
 }
 
 impl Source for Bell {

@@ -7,8 +7,9 @@ mod refuse;
 mod replayed;
 
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Phase, Source, SourceId, spawn};
@@ -116,6 +117,47 @@ fn a_source_that_is_woken_is_dispatched() {
         handle.detach(id).wait().unwrap();
         handle.send(move |target| target.wake(id));
         handle.call(|_| ()).unwrap();
+    });
+}
+
+#[test]
+fn a_loop_that_has_ended_tells_who_asks_it_and_who_had_asked_it() {
+    let auto = options(MonitorChoice::Auto, Nanos::ZERO);
+    let (handle, io) = spawn(auto, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    let ((begin, begun), (end, ends), (answer, answered), (tell, told)) = (channel(), channel(), channel(), channel());
+    handle.send(move |target: &mut EventLoop<Bell>| {
+        target.stop();
+        begin.send(()).unwrap();
+        ends.recv().unwrap();
+    });
+    // What comes during its last turn is for the next.
+    begun.recv().unwrap();
+    handle.send(move |_| answer.send(()).unwrap());
+    end.send(()).unwrap();
+    io.join().unwrap();
+    assert_eq!(answered.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected));
+    thread::spawn(move || tell.send(handle.call(|_| ()).is_err()));
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(true));
+}
+
+/// Tells which thread drops it.
+struct Dropped(Sender<ThreadId>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        let _ = self.0.send(thread::current().id());
+    }
+}
+
+#[test]
+fn a_source_that_is_refused_comes_back_and_is_dropped_on_no_loop() {
+    on_every_loop(|handle| {
+        let ((mut refused, ..), (tell, told)) = (bell(), channel());
+        let last = Dropped(tell);
+        refused.refuses = true;
+        refused.when_armed = Some(Box::new(move || drop(last)));
+        assert!(handle.attach(refused).is_err());
+        assert_eq!(told.recv(), Ok(thread::current().id()));
     });
 }
 

@@ -136,7 +136,7 @@ impl Export {
             let lane = Lane::new(terms.clone(), log, Arc::clone(&disk), counters, Arc::clone(&queries), inbox);
             let mut worker = Worker::from(lane.map_err(system)?);
             worker.set_home(loops[at].clone());
-            lock(&shared.queues).running[at] = Some(loops[at].attach(worker).map_err(system)?);
+            lock(&shared.queues).running[at] = Some(loops[at].attach(worker).map_err(|(_, e)| system(e))?);
         }
         let listed = server.list(&offer).ok_or_else(|| ExportError::NbdName(id.clone(), options.name.clone()))?;
         let (theirs, bounds) = (stop.clone(), Bounds::of_this_thread());

@@ -215,7 +215,7 @@ impl QueueWorker {
         if self.phase == Phase::Running
             && let Some(alarm) = &self.alarm
         {
-            self.errors.wake_when_resumed(Arc::clone(alarm).into());
+            self.errors.wake_when_resumed(self.info.index, Arc::clone(alarm).into());
         }
         if self.phase == Phase::Running && self.errors.status() == IoStatus::NoSpace {
             self.probe(engines, turn);

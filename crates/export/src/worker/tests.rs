@@ -431,6 +431,23 @@ fn a_queue_finds_out_by_itself_that_a_request_is_overdue_and_that_it_is_so_no_lo
 }
 
 #[test]
+fn a_queue_that_nobody_kicks_finds_out_that_a_request_is_overdue_while_it_stops() {
+    const TIMEOUT: Nanos = Nanos::from_millis(20);
+    let errors = ErrorHandling::new("e", ErrorPolicy { timeout: Some(TIMEOUT), ..ErrorPolicy::default() });
+    let never = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(1 << 40), read_zeroes: false };
+    let (mut io, queues) = reading(&errors, [Arc::new(Disk::open(&Options::new("never", never)).unwrap())]);
+    let id = queues[0].1;
+    io.turn().unwrap();
+    assert_eq!(queue(&mut io, id).counters.in_flight.get(), 1);
+    io.wake(id);
+    io.detach(id, drop);
+    while queue(&mut io, id).counters.overdue.get() == 0 {
+        io.turn().unwrap();
+        assert_ne!(queue(&mut io, id).timer, Nanos::ZERO, "it would never be dispatched again");
+    }
+}
+
+#[test]
 fn each_descriptor_of_a_queue_is_signalled_for_what_it_is_there_for_and_for_nothing_else() {
     use rustix::event::{EventfdFlags, eventfd};
     for packed in [false, true] {

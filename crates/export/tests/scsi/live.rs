@@ -1,11 +1,14 @@
 //! Queues that move to other loops, and disks that are exchanged, under commands in flight.
 
+use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::thread;
 
 use egret_disk::{Aio, Disk, Driver, Options};
 use egret_event_loop::{Nanos, clock};
 use egret_export::{DiskSwap, ExportError, Pause, reopen};
+use egret_vring::ring::Piece;
 
 use crate::machine::*;
 use crate::peer::{GET_VRING_BASE, IoThread, SET_VRING_CALL, SET_VRING_KICK, await_that, longs, words};
@@ -140,8 +143,10 @@ fn a_request_that_does_not_end_makes_a_change_fail_and_keeps_the_queue_where_it_
     machine.send(FIRST, &READ, 4096);
     let to = [loops[1].0.clone()];
     assert!(matches!(export.run_on(&to), Err(ExportError::Busy(id)) if id == "e0"));
-    let change = DiskSwap { old: Arc::clone(&slow), new: disk(Nanos::ZERO) };
-    assert!(matches!(reopen(&[&export], &[change]), Err(ExportError::Busy(id)) if id == "e0"));
+    let new = disk(Nanos::ZERO);
+    let change = [DiskSwap { old: Arc::clone(&slow), new: Arc::clone(&new) }];
+    assert!(matches!(reopen(&[&export], &change), Err(ExportError::Busy(id)) if id == "e0"));
+    assert_eq!(Arc::strong_count(&new), 2, "no loop has it, which would have to close it then");
     // It goes on there, and can be moved when the request has ended.
     machine.offer_event();
     assert!(export.resize_lun(FIRST, MIB).unwrap());
@@ -149,4 +154,26 @@ fn a_request_that_does_not_end_makes_a_change_fail_and_keeps_the_queue_where_it_
     assert_eq!(machine.answer(), GOOD);
     assert!(export.run_on(&to).unwrap().whole > Nanos::ZERO);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), (0, 2, 0x2a));
+}
+
+#[test]
+fn a_queue_that_has_moved_and_cannot_go_back_is_where_it_is_said_to_be() {
+    // Their ends would wait for requests that have none.
+    let loops = [IoThread::start(), IoThread::start()].map(ManuallyDrop::new);
+    let (ours, export) = listening_on(&[&loops[0]], 2, disk(Nanos::from_millis(3_600_000)));
+    let (mut machine, export) = (Machine::boot(ours, Layout::Split), ManuallyDrop::new(export));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    machine.send(FIRST, &READ, 4096);
+    await_that("the read to begin", || export.stats().in_flight == 1);
+    let to = loops[1].0.clone();
+    let moved = thread::scope(|scope| {
+        let moving = scope.spawn(|| export.run_on(std::slice::from_ref(&to)));
+        await_that("the idle queues to move", || to.call(|target| target.sources().count()).unwrap() == 3);
+        // The same again.
+        let writable = [Piece { addr: DATA + 0x800, len: 108 }, Piece { addr: DATA + 0x1000, len: 4096 }];
+        machine.offer(REQUESTS + 1, &[Piece { addr: DATA, len: 51 }], &writable);
+        moving.join().unwrap()
+    });
+    assert!(matches!(moved, Err(ExportError::Scattered(id)) if id == "e0"));
+    assert_eq!([0, 1].map(|queue| export.is_on(queue, &to)), [false, true]);
 }
