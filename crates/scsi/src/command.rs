@@ -74,6 +74,8 @@ pub(crate) enum Hold {
     #[default]
     Nothing,
     Pass(Pass),
+    /// A place among those who wait to be alone.
+    Place(Ticket),
     Ticket {
         ticket: Ticket,
         drained: bool,

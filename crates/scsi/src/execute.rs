@@ -252,7 +252,7 @@ impl LogicalUnit {
 
     /// Asks the fence; false to wait until the waker has been woken.
     fn admit(&self, command: &mut Command, waker: &Waker) -> bool {
-        if let Hold::Nothing = command.hold {
+        if let Hold::Nothing | Hold::Place(_) = command.hold {
             let ticket = match &command.admission {
                 Admission::None | Admission::Reserve(_) => return true,
                 Admission::Change(range, lane) => {
@@ -261,8 +261,17 @@ impl LogicalUnit {
                     return true;
                 }
                 Admission::Alone(range) => {
-                    let Some(ticket) = self.fence.lock(range.clone(), waker) else { return false };
-                    ticket
+                    let locked = match command.hold {
+                        Hold::Place(place) => self.fence.lock_in_turn(place, waker).ok_or(place),
+                        _ => self.fence.lock(range.clone(), waker),
+                    };
+                    match locked {
+                        Ok(ticket) => ticket,
+                        Err(place) => {
+                            command.hold = Hold::Place(place);
+                            return false;
+                        }
+                    }
                 }
                 Admission::Quiet => self.fence.queue(),
             };
@@ -299,7 +308,7 @@ impl LogicalUnit {
             // What is being stored takes effect, whether or not anybody waits for it.
             Hold::Nothing | Hold::Change(_) => {}
             Hold::Pass(pass) => self.fence.leave(pass),
-            Hold::Ticket { ticket, .. } => self.fence.release(ticket),
+            Hold::Place(ticket) | Hold::Ticket { ticket, .. } => self.fence.release(ticket),
         }
     }
 

@@ -17,9 +17,9 @@
 //!
 //! Nothing is polled. A command that has to wait leaves a waker, and waits for one of two things:
 //!
-//! - An overlapping lock in the book. It is looked at and the waker is left under the book's mutex. It is removed under the
-//!   same mutex, and the wakers are taken with it. So either the lock is gone when it is looked at, or the waker is there when
-//!   it is removed.
+//! - An entry in the book: an overlapping lock, or, for another lock, an older wait for one. It is looked at and the waker is
+//!   left under the book's mutex. It is removed under the same mutex, and the wakers are taken with it. So either the entry is
+//!   gone when it is looked at, or the waker is there when it is removed.
 //! - A half of the counters, which empties without the mutex. Who waits first stores in `drains` which half it waits for, and
 //!   then loads the counters. A command that leaves first decrements its counter, then loads `drains`, and wakes who waits if
 //!   it was the last in its lane. All four accesses are `SeqCst`, so either who waits sees the counter at zero, or the
@@ -37,7 +37,7 @@ use std::task::Waker;
 use crate::sync::{AtomicU32, AtomicUsize, LANES, Mutex, MutexGuard, Ordering};
 
 /// The most locks at a time. While there are any, every change of the medium searches all of them, so that their number is a
-/// cost to the other initiators of the unit.
+/// cost to the other initiators of the unit. The last one is for who has waited longest.
 pub(crate) const LOCKS: usize = 256;
 
 /// The most wakers that are kept. A queue in which no command waits any more leaves its waker behind.
@@ -80,6 +80,8 @@ impl Default for WriteFence {
 pub(crate) struct Book {
     last: Ticket,
     pub(crate) locks: Vec<(Ticket, Range<u64>)>,
+    /// Those who wait for a lock, the oldest first.
+    line: Vec<(Ticket, Range<u64>)>,
     /// The last ticket that there was when newcomers were sent to the other half.
     turned: Ticket,
     /// Tickets up to this one wait for nobody within any more.
@@ -98,7 +100,7 @@ pub(crate) struct Pass {
     half: u8,
 }
 
-/// Identifies a lock, or a wait without one. Older ones are less.
+/// Identifies a lock, a wait without one, or a place among those who wait for one. Older ones are less.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
@@ -144,17 +146,29 @@ impl WriteFence {
         &self.lanes[usize::from(*lane)].0[usize::from(*half)]
     }
 
-    /// Locks `range`, unless another lock has some of it or there are too many; then `waker` is woken when it is worth
-    /// another try. Those who were within already still are: [`drained`](Self::drained) says when they have left.
-    pub(crate) fn lock(&self, range: Range<u64>, waker: &Waker) -> Option<Ticket> {
+    /// Locks `range`, unless another lock has some of it, or somebody who waits for one wants some of it, or there are too
+    /// many; then it fails with a place among those who wait, and `waker` is woken when it is worth another try
+    /// [from there](Self::lock_in_turn). Those who were within already still are: [`drained`](Self::drained) says when they
+    /// have left.
+    pub(crate) fn lock(&self, range: Range<u64>, waker: &Waker) -> Result<Ticket, Ticket> {
         let mut book = self.book();
-        if book.locks.len() == LOCKS {
+        let place = book.ticket();
+        book.line.push((place, range));
+        drop(book);
+        self.lock_in_turn(place, waker).ok_or(place)
+    }
+
+    /// As [`lock`](Self::lock), for who has a place: who came later is behind it.
+    pub(crate) fn lock_in_turn(&self, place: Ticket, waker: &Waker) -> Option<Ticket> {
+        let mut book = self.book();
+        let at = book.line.partition_point(|(other, _)| *other < place);
+        let (older, (_, range)) = (&book.line[..at], &book.line[at]);
+        let room = if older.is_empty() { LOCKS } else { LOCKS - 1 };
+        if book.locks.len() >= room || book.locks.iter().chain(older).any(|(_, other)| overlap(range, other)) {
             wait(&mut book.waiting, waker);
             return None;
         }
-        if !book.admits(&range, waker) {
-            return None;
-        }
+        let (_, range) = book.line.remove(at);
         let ticket = book.ticket();
         book.locks.push((ticket, range));
         self.locked.fetch_add(1, Ordering::SeqCst);
@@ -211,13 +225,14 @@ impl WriteFence {
         outlived
     }
 
-    /// Gives a ticket back, and what it locked.
+    /// Gives a ticket back, and what it locked, or the place.
     pub(crate) fn release(&self, ticket: Ticket) {
         let mut book = self.book();
         if let Some(at) = book.locks.iter().position(|(other, _)| *other == ticket) {
             book.locks.swap_remove(at);
             self.locked.fetch_sub(1, Ordering::SeqCst);
         }
+        book.line.retain(|(other, _)| *other != ticket);
         if book.drained < ticket {
             // It may be the only one that waits.
             self.end_drain(&mut book);
@@ -227,6 +242,10 @@ impl WriteFence {
         drop(book);
         waiting.into_iter().for_each(Waker::wake);
     }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
 }
 
 /// Leaves a waker among others.
@@ -249,7 +268,7 @@ impl Book {
 
     /// Whether no lock has some of `range`; if one has, `waker` is woken when a lock goes.
     fn admits(&mut self, range: &Range<u64>, waker: &Waker) -> bool {
-        let overlaps = self.locks.iter().any(|(_, other)| other.start < range.end && range.start < other.end);
+        let overlaps = self.locks.iter().any(|(_, other)| overlap(range, other));
         if overlaps {
             wait(&mut self.waiting, waker);
         }

@@ -302,6 +302,25 @@ fn suspended(rig: &Rig, nexus: &Nexus, cdb: &[u8], out: &[u8]) -> (Command, Disk
     (command, op)
 }
 
+/// SBC-4, COMPARE AND WRITE command.
+#[test]
+fn compare_and_writes_of_a_block_have_their_turns_in_the_order_in_which_they_came() {
+    let rig = Rig::new(config());
+    let other = rig.other(2);
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    let [mut first, mut second, mut third] = [(); 3].map(|()| Command::new());
+    assert!(is_disk(begin(&rig, &mut first, &rig.nexus, &compare_and_write(5), &data), Op::Read));
+    assert_eq!(begin(&rig, &mut second, &other, &compare_and_write(5), &data), Step::Wait);
+    assert_eq!(begin(&rig, &mut third, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
+    rig.unit.abort(&mut first);
+    assert_eq!(rig.unit.retry(&mut third, &rig.nexus, Waker::noop()), Step::Wait, "whoever is tried first");
+    assert!(is_disk(rig.unit.retry(&mut second, &other, Waker::noop()), Op::Read));
+    assert_eq!(rig.unit.retry(&mut third, &rig.nexus, Waker::noop()), Step::Wait);
+    rig.unit.abort(&mut second);
+    assert!(is_disk(rig.unit.retry(&mut third, &rig.nexus, Waker::noop()), Op::Read));
+    rig.unit.abort(&mut third);
+}
+
 #[test]
 fn nobody_waits_for_what_is_put_off_and_it_waits_for_others_when_it_goes_on() {
     let rig = Rig::new(config());

@@ -18,7 +18,7 @@ fn a_lock_keeps_out_who_overlaps_and_nobody_else() {
     let fence = WriteFence::default();
     let ticket = fence.lock(10..20, Waker::noop()).unwrap();
     assert!(fence.enter(0, &(19..30), Waker::noop()).is_none());
-    assert!(fence.lock(0..11, Waker::noop()).is_none());
+    fence.release(fence.lock(0..11, Waker::noop()).unwrap_err());
     let beside = fence.enter(0, &(20..30), Waker::noop()).unwrap();
     let other = fence.lock(0..10, Waker::noop()).unwrap();
     fence.release(ticket);
@@ -64,11 +64,12 @@ fn who_is_kept_out_by_a_lock_is_woken_when_it_goes_and_a_place_once_for_all_who_
     for _ in 0..3 {
         assert!(fence.enter(0, &(19..30), &waker_a).is_none());
     }
-    assert!(fence.lock(0..11, &waker_b).is_none());
+    let place = fence.lock(0..11, &waker_b).unwrap_err();
     fence.leave(fence.enter(1, &(20..30), &waker_b).unwrap());
     assert_eq!((a.take(), b.take()), (0, 0), "the lock is still there");
     fence.release(ticket);
     assert_eq!((a.take(), b.take()), (1, 1));
+    fence.release(fence.lock_in_turn(place, &waker_b).unwrap());
     fence.release(fence.lock(0..1, Waker::noop()).unwrap());
     assert_eq!((a.take(), b.take()), (0, 0), "nobody waits any more");
 }
@@ -138,16 +139,39 @@ fn there_is_an_end_to_locks_and_to_wakers() {
     let (fence, [(a, waker_a), _]) = (WriteFence::default(), places());
     let lock = |at: usize| fence.lock(at as u64..at as u64 + 1, &waker_a);
     let tickets: Vec<_> = (0..LOCKS).map(|at| lock(at).unwrap()).collect();
-    assert!(lock(LOCKS).is_none() && a.take() == 0);
+    let place = lock(LOCKS).unwrap_err();
+    assert_eq!(a.take(), 0);
     for _ in 0..3 * WAKERS {
         let elsewhere = Waker::from(Arc::<Woken>::default());
         assert!(fence.enter(0, &(0..1), &elsewhere).is_none());
         assert!(fence.book().waiting.len() <= WAKERS);
     }
     assert_eq!(a.take(), 1, "it has been told to leave its waker anew");
-    assert!(lock(LOCKS).is_none());
+    assert!(fence.lock_in_turn(place, &waker_a).is_none());
     fence.release(tickets[7]);
-    assert!(a.take() == 1 && lock(LOCKS).is_some());
+    assert!(a.take() == 1 && lock(LOCKS + 1).is_err(), "whoever has come later");
+    assert!(fence.lock_in_turn(place, &waker_a).is_some());
+}
+
+#[test]
+fn who_waits_for_a_lock_has_it_before_whoever_wants_some_of_it_later_and_keeps_out_nobody_else() {
+    let (fence, [(a, waker_a), _]) = (WriteFence::default(), places());
+    let first = fence.lock(0..10, Waker::noop()).unwrap();
+    let waits = fence.lock(5..15, Waker::noop()).unwrap_err();
+    let later = [0..5, 10..20].map(|range| fence.lock(range, &waker_a).unwrap_err());
+    fence.release(fence.lock(20..30, Waker::noop()).unwrap());
+    fence.leave(fence.enter(0, &(10..20), Waker::noop()).unwrap());
+    fence.release(first);
+    let before = fence.lock_in_turn(later[0], &waker_a).unwrap();
+    assert!(fence.lock_in_turn(later[1], &waker_a).is_none());
+    fence.release(fence.lock_in_turn(waits, Waker::noop()).unwrap());
+    assert!(a.take() > 0 && fence.lock_in_turn(later[1], &waker_a).is_some());
+    let [gives_up, goes_on] = [0..3, 2..10].map(|range| fence.lock(range, &waker_a).unwrap_err());
+    fence.release(before);
+    assert!(fence.lock_in_turn(goes_on, &waker_a).is_none());
+    a.take();
+    fence.release(gives_up);
+    assert!(a.take() == 1 && fence.lock_in_turn(goes_on, &waker_a).is_some());
 }
 
 /// Threads that sleep until they are woken: one that is forgotten ends the test.
@@ -176,10 +200,15 @@ fn nobody_who_waits_is_forgotten_whoever_leaves_meanwhile() {
                 let waker = waker_of_this_thread();
                 for round in 0..ROUNDS {
                     // Two that overlap, so that they wait for each other, too.
+                    let mut locked = fence.lock(at..at + 2, &waker);
                     let ticket = loop {
-                        match fence.lock(at..at + 2, &waker) {
-                            Some(ticket) => break ticket,
-                            None => await_wake(),
+                        match locked {
+                            Ok(ticket) => break ticket,
+                            Err(place) if round % 32 == 1 => break place,
+                            Err(place) => {
+                                await_wake();
+                                locked = fence.lock_in_turn(place, &waker).ok_or(place);
+                            }
                         }
                     };
                     while !fence.drained(ticket, &waker) {
@@ -215,7 +244,7 @@ fn nothing_changes_a_locked_range_between_its_holder_s_read_and_write() {
         }
         scope.spawn(move || {
             for _ in 0..500 {
-                let Some(ticket) = fence.lock(0..1, Waker::noop()) else { continue };
+                let ticket = fence.lock(0..1, Waker::noop()).unwrap();
                 while !fence.drained(ticket, Waker::noop()) {
                     thread::yield_now();
                 }
