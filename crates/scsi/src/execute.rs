@@ -105,13 +105,20 @@ impl LogicalUnit {
         self.start(command, nexus, waker)
     }
 
-    /// Goes on after [`Step::Disk`], whose operation has ended as `result` says. `data` is that of
-    /// [`begin`](Self::begin).
+    /// Goes on after [`Step::Disk`], whose operation has ended as `result` says. `data` and the nexus are those of
+    /// [`begin`](Self::begin), the waker as there.
     ///
     /// # Panics
     ///
     /// When no operation of the command is out.
-    pub fn step(&self, command: &mut Command, result: Result<(), Errno>, data: &dyn DataOut) -> Step {
+    pub fn step(
+        &self,
+        command: &mut Command,
+        result: Result<(), Errno>,
+        data: &dyn DataOut,
+        nexus: &Nexus,
+        waker: &Waker,
+    ) -> Step {
         let op = command.out.take().expect("a command without an operation that is out");
         if let Err(errno) = result {
             self.release(command);
@@ -121,6 +128,13 @@ impl LogicalUnit {
         if let Err(sense) = command.absorb(data) {
             self.release(command);
             return sense.into();
+        }
+        if let Hold::Pass(_) = command.hold
+            && command.work.goes_on(&command.extents)
+        {
+            // However many operations it has, who waits for it waits for one of them, and may have fenced it.
+            self.let_go(command);
+            return self.start(command, nexus, waker);
         }
         self.advance(command)
     }

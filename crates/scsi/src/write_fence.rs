@@ -5,10 +5,11 @@
 //! 1. A command that begins to change the medium while the lock is held, and overlaps it, waits.
 //! 2. Before it reads, the lock's holder waits for every command that was changing the medium already.
 //!
-//! Commands that change the medium *enter* and *leave*. This costs them two additions to a counter which few threads share,
-//! and a load of a number that hardly ever changes. The counters do not say which blocks are being changed, so the second
-//! wait is for all commands that have entered, whatever their range. It is not for those that enter later: each counter has
-//! two halves, and newcomers count in the one while the other empties.
+//! Commands that change the medium *enter* and *leave*, anew for each of their operations: nobody waits for all of a long one.
+//! This costs them two additions to a counter which few threads share, and a load of a number that hardly ever changes. The
+//! counters do not say which blocks are being changed, so the second wait is for all commands that have entered, whatever their
+//! range. It is not for those that enter later: each counter has two halves, and newcomers count in the one while the other
+//! empties.
 //!
 //! PREEMPT AND ABORT uses the second wait alone: when it ends, no write of the preempted nexus is in progress any more.
 //!

@@ -213,7 +213,7 @@ fn the_write_cache_is_flushed_when_those_writes_have_ended_that_began_before_it_
     let (data, list) = ([1; 512], [&[0; 4][..], &write_through()].concat());
     assert!(matches!(begin(&mut write, &cdb10(0x2a, 0, 0, 1), &data), Step::Disk(_)));
     assert_eq!(begin(&mut select, &[0x15, 0x10, 0, 0, list.len() as u8, 0], &list), Step::Wait);
-    assert!(matches!(rig.unit.step(&mut write, Ok(()), &&data[..]), Step::Done(_)));
+    assert!(matches!(rig.unit.step(&mut write, Ok(()), &&data[..], &rig.nexus, Waker::noop()), Step::Done(_)));
     assert!(is_flush(rig.unit.retry(&mut select, &rig.nexus, Waker::noop())));
     rig.unit.abort(&mut select);
 }
@@ -283,10 +283,10 @@ fn a_flush_that_began_before_the_cache_was_on_again_does_not_have_it_told_off() 
     assert!(matches!(begin_select(&rig, &mut first, &other, &write_through()), Step::Disk(DiskOp::FLUSH)));
     select_6(&mut rig, &[&[0; 4], &CACHING]).good();
     assert!(matches!(begin_select(&rig, &mut second, &rig.nexus, &write_through()), Step::Disk(DiskOp::FLUSH)));
-    assert!(matches!(rig.unit.step(&mut first, Ok(()), &&[][..]), Step::Done(_)));
+    assert!(matches!(rig.unit.step(&mut first, Ok(()), &&[][..], &other, Waker::noop()), Step::Done(_)));
     rig.nexus.take_attention();
     assert_eq!(rig.run(&sense_6(8, 8, 0), &[], 255).good()[6], 4);
-    assert!(matches!(rig.unit.step(&mut second, Ok(()), &&[][..]), Step::Done(_)));
+    assert!(matches!(rig.unit.step(&mut second, Ok(()), &&[][..], &rig.nexus, Waker::noop()), Step::Done(_)));
     assert_eq!(rig.run(&sense_6(8, 8, 0), &[], 255).good()[6], 0);
     while other.take_attention().is_some() {}
 }
@@ -302,7 +302,7 @@ fn what_one_turns_off_another_does_not_turn_on_again_who_changes_something_else(
         let mut step = rig.unit.begin(command, &task, &list);
         loop {
             step = match step {
-                Step::Disk(_) => rig.unit.step(command, Ok(()), &list),
+                Step::Disk(_) => rig.unit.step(command, Ok(()), &list, nexus, waker),
                 Step::Wait => {
                     await_wake();
                     rig.unit.retry(command, nexus, waker)
