@@ -74,7 +74,7 @@ pub(crate) enum Hold {
     #[default]
     Nothing,
     Pass(Pass),
-    /// A place among those who wait to be alone.
+    /// A place among those who wait to be let in.
     Place(Ticket),
     Ticket {
         ticket: Ticket,

@@ -270,8 +270,15 @@ impl LogicalUnit {
             let ticket = match &command.admission {
                 Admission::None | Admission::Reserve(_) => return true,
                 Admission::Change(range, lane) => {
-                    let Some(pass) = self.fence.enter(*lane, range, waker) else { return false };
-                    command.hold = Hold::Pass(pass);
+                    let Some(pass) = self.fence.enter(*lane, range, waker) else {
+                        if let Hold::Nothing = command.hold {
+                            command.hold = Hold::Place(self.fence.line_up(range.clone()));
+                        }
+                        return false;
+                    };
+                    if let Hold::Place(place) = std::mem::replace(&mut command.hold, Hold::Pass(pass)) {
+                        self.fence.release(place);
+                    }
                     return true;
                 }
                 Admission::Alone(range) => {

@@ -18,7 +18,7 @@
 //!
 //! Nothing is polled. A command that has to wait leaves a waker, and waits for one of two things:
 //!
-//! - An entry in the book: an overlapping lock, or, for another lock, an older wait for one. It is looked at and the waker is
+//! - An entry in the book: an overlapping lock, or, for another lock, an older wait. It is looked at and the waker is
 //!   left under the book's mutex. It is removed under the same mutex, and the wakers are taken with it. So either the entry is
 //!   gone when it is looked at, or the waker is there when it is removed.
 //! - A half of the counters, which empties without the mutex. Who waits first stores in `drains` which half it waits for, and
@@ -31,6 +31,7 @@
 //!
 //! A wake does not promise success. One waker stands for all commands that wait in one queue, and all of them are retried.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::task::Waker;
@@ -81,8 +82,8 @@ impl Default for WriteFence {
 pub(crate) struct Book {
     last: Ticket,
     pub(crate) locks: Vec<(Ticket, Range<u64>)>,
-    /// Those who wait for a lock, the oldest first.
-    line: Vec<(Ticket, Range<u64>)>,
+    /// Those who wait for a lock, or for one to go, the oldest first.
+    line: VecDeque<(Ticket, Range<u64>)>,
     /// The last ticket that there was when newcomers were sent to the other half.
     turned: Ticket,
     /// Tickets up to this one wait for nobody within any more.
@@ -152,24 +153,30 @@ impl WriteFence {
     /// [from there](Self::lock_in_turn). Those who were within already still are: [`drained`](Self::drained) says when they
     /// have left.
     pub(crate) fn lock(&self, range: Range<u64>, waker: &Waker) -> Result<Ticket, Ticket> {
+        let place = self.line_up(range);
+        self.lock_in_turn(place, waker).ok_or(place)
+    }
+
+    /// A place for who waits, also [to enter](Self::enter): nobody who comes later locks some of `range` before it is released.
+    pub(crate) fn line_up(&self, range: Range<u64>) -> Ticket {
         let mut book = self.book();
         let place = book.ticket();
-        book.line.push((place, range));
-        drop(book);
-        self.lock_in_turn(place, waker).ok_or(place)
+        book.line.push_back((place, range));
+        place
     }
 
     /// As [`lock`](Self::lock), for who has a place: who came later is behind it.
     pub(crate) fn lock_in_turn(&self, place: Ticket, waker: &Waker) -> Option<Ticket> {
         let mut book = self.book();
         let at = book.line.partition_point(|(other, _)| *other < place);
-        let (older, (_, range)) = (&book.line[..at], &book.line[at]);
-        let room = if older.is_empty() { LOCKS } else { LOCKS - 1 };
-        if book.locks.len() >= room || book.locks.iter().chain(older).any(|(_, other)| overlap(range, other)) {
+        let range = book.line[at].1.clone();
+        let room = if at == 0 { LOCKS } else { LOCKS - 1 };
+        let mut first = book.locks.iter().chain(book.line.range(..at));
+        if book.locks.len() >= room || first.any(|(_, other)| overlap(&range, other)) {
             wait(&mut book.waiting, waker);
             return None;
         }
-        let (_, range) = book.line.remove(at);
+        book.line.remove(at);
         let ticket = book.ticket();
         book.locks.push((ticket, range));
         self.locked.fetch_add(1, Ordering::SeqCst);
@@ -233,8 +240,9 @@ impl WriteFence {
             book.locks.swap_remove(at);
             self.locked.fetch_sub(1, Ordering::SeqCst);
         }
-        book.line.retain(|(other, _)| *other != ticket);
-        if book.drained < ticket {
+        if let Ok(at) = book.line.binary_search_by_key(&ticket, |(other, _)| *other) {
+            book.line.remove(at);
+        } else if book.drained < ticket {
             // It may be the only one that waits.
             self.end_drain(&mut book);
         }

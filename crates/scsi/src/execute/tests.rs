@@ -378,6 +378,29 @@ fn what_changes_the_medium_in_several_operations_lets_a_compare_and_write_have_i
 }
 
 #[test]
+fn a_write_that_waits_for_a_compare_and_write_is_let_in_before_a_later_one_of_the_same_blocks() {
+    let rig = Rig::new(config());
+    let other = rig.other(2);
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    for is_given_up in [false, true] {
+        let [mut first, mut write, mut later] = [(); 3].map(|()| Command::new());
+        assert!(is_disk(begin(&rig, &mut first, &other, &compare_and_write(5), &data), Op::Read));
+        assert_eq!(begin(&rig, &mut write, &rig.nexus, &cdb10(0x2a, 0, 5, 1), &data), Step::Wait);
+        assert_eq!(begin(&rig, &mut later, &other, &compare_and_write(5), &data), Step::Wait);
+        rig.unit.abort(&mut first);
+        assert_eq!(rig.unit.retry(&mut later, &other, Waker::noop()), Step::Wait, "whoever is tried first");
+        if is_given_up {
+            rig.unit.abort(&mut write);
+        } else {
+            assert!(is_disk(rig.unit.retry(&mut write, &rig.nexus, Waker::noop()), WRITE));
+            assert!(good(step(&rig, &mut write, &rig.nexus, &data)));
+        }
+        assert!(is_disk(rig.unit.retry(&mut later, &other, Waker::noop()), Op::Read));
+        rig.unit.abort(&mut later);
+    }
+}
+
+#[test]
 fn nobody_waits_for_what_is_put_off_and_it_waits_for_others_when_it_goes_on() {
     let rig = Rig::new(config());
     let other = rig.other(2);
