@@ -80,6 +80,8 @@ pub(crate) enum Hold {
         ticket: Ticket,
         drained: bool,
     },
+    /// A place among those who wait to change the reservations.
+    Turn(u64),
     /// A change of the reservations is being stored.
     Change(Outcome),
 }

@@ -229,7 +229,8 @@ impl LogicalUnit {
                         return Some(refusal.into());
                     }
                     Some(Ok(then)) => {
-                        (command.hold, command.admission) = (Hold::Nothing, then);
+                        self.let_go(command);
+                        command.admission = then;
                         return self.keep_out(command, nexus, waker);
                     }
                 }
@@ -322,12 +323,16 @@ impl LogicalUnit {
         self.let_go(command);
     }
 
-    /// Lets go of the fence, and of memory.
+    /// Lets go of the fence, of a turn, and of memory.
     fn let_go(&self, command: &mut Command) {
         command.scratch = Vec::new();
         match std::mem::take(&mut command.hold) {
             // What is being stored takes effect, whether or not anybody waits for it.
             Hold::Nothing | Hold::Change(_) => {}
+            Hold::Turn(turn) => {
+                let waiting = self.state().keeping.leave(turn);
+                waiting.into_iter().for_each(Waker::wake);
+            }
             Hold::Pass(pass) => self.fence.leave(pass),
             Hold::Place(ticket) | Hold::Ticket { ticket, .. } => self.fence.release(ticket),
         }
