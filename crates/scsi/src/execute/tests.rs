@@ -666,7 +666,7 @@ fn of_a_parameter_list_no_more_is_read_than_can_mean_something() {
     let parameter_lists = [
         // UNMAP of at most four ranges, and MODE SELECT.
         (cdb10(0x42, 0, 0, 0xffff), 8 + 4 * 16),
-        (cdb10(0x55, 0x10, 0, 0xffff), 1024),
+        (cdb10(0x55, 0x10, 0, 0xffff), 256),
     ];
     for (cdb, most) in parameter_lists {
         let given = Counted(&list, std::cell::Cell::new(0));

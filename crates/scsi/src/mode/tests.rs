@@ -368,13 +368,13 @@ fn a_cache_that_one_goes_on_without_is_told_of_until_it_is_flushed_if_there_are_
 #[test]
 fn a_list_is_as_long_as_there_can_be_and_a_longer_one_is_refused_whatever_it_begins_with() {
     let mut rig = Rig::new(config());
-    let pages = [CACHING.repeat(49), CONTROL.repeat(3)].concat();
-    let mut list = [vec![0; 8], pages].concat();
+    let mut list = rig.run(&[0x5a, 0x10, 0x3f, 0xff, 0, 0, 0, 1, 0, 0], &[], 256).good();
+    list[..2].fill(0);
     assert_eq!(list.len(), LONGEST_LIST);
-    rig.run(&cdb10(0x55, 0x10, 0, 1024), &list, 0).good();
+    rig.run(&cdb10(0x55, 0x10, 0, list.len() as u16), &list, 0).good();
     list.push(0);
     let wrong = Sense::illegal(Code::PARAMETER_LIST_LENGTH);
-    assert_eq!(rig.run(&cdb10(0x55, 0x10, 0, 1025), &list, 0).sense(), wrong);
+    assert_eq!(rig.run(&cdb10(0x55, 0x10, 0, list.len() as u16), &list, 0).sense(), wrong);
 }
 
 /// SPC-5, MODE SELECT (10) command.
@@ -426,6 +426,7 @@ fn a_list_that_is_wrong_anywhere_changes_nothing() {
         (&[&[0; 4], &write_through(), &[0x48, 18]], Sense::list(24).bit(5)),
         (&[&[0; 4], &write_through(), &fixed], Sense::list(26)),
         (&[&[0; 4], &longer], Sense::list(5)),
+        (&[&[0; 4], &write_through(), &CACHING], Sense::list(24).bit(5)),
         // Subpages: one that is cut off, one that there is not, and one of another length.
         (&[&[0; 4], &write_through(), &[0x4a]], Sense::illegal(Code::PARAMETER_LIST_LENGTH)),
         (&[&[0; 4], &write_through(), &[0x4a, 1, 0]], Sense::illegal(Code::PARAMETER_LIST_LENGTH)),
