@@ -279,6 +279,32 @@ fn a_write_that_waits_when_its_nexus_is_preempted_conflicts_even_if_that_has_com
     }
 }
 
+/// SPC-5, CLEAR and PREEMPT service actions.
+#[test]
+fn one_that_has_gone_is_forgotten_when_its_registration_is_taken_away_and_what_it_had_waiting_is_fenced() {
+    // CLEAR, and PREEMPT of what has not reserved anything.
+    for (action, keys) in [(3, [1, 0]), (4, [1, 2])] {
+        let (mut rig, a, b) = reserved();
+        assert!(good(reserve_out(&rig, &mut Command::new(), &a, 2, 5, [1, 0])));
+        let (mut alone, mut write) = (Command::new(), Command::new());
+        let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+        b.take_attention();
+        assert!(is_disk(begin(&rig, &mut alone, &a, &compare_and_write(5), &data), Op::Read));
+        assert_eq!(begin(&rig, &mut write, &b, &cdb10(0x2a, 0, 5, 1), &data), Step::Wait);
+        rig.unit.detach(b.id());
+        assert!(good(reserve_out(&rig, &mut Command::new(), &a, action, 0, keys)));
+        rig.unit.abort(&mut alone);
+        let conflicts =
+            rig.unit.retry(&mut write, &b, Waker::noop()) == Step::refused(Status::ReservationConflict, None);
+        assert_eq!(conflicts, action == 4);
+        rig.unit.abort(&mut write);
+        rig.run(&[0x1b, 0, 0, 0, 0, 0], &[], 0).good();
+        rig.unit.reset_initiator(a.id());
+        assert_eq!(rig.run(&[0; 6], &[], 0).sense().code, Code::UNIT_RESET, "nobody else has it");
+        rig.run(&[0; 6], &[], 0).good();
+    }
+}
+
 /// A nexus that was preempted learns of it, and registers again.
 fn come_back(rig: &Rig, nexus: &Nexus) {
     nexus.take_attention();
