@@ -109,7 +109,7 @@ impl Bench {
                         scratch[..len].copy_from_slice(&given.0[..len]);
                     }
                 }
-                self.unit.step(command, result, given)
+                self.unit.step(command, result, given, nexus, &self.waker)
             }
             _ => self.unit.retry(command, nexus, &self.waker),
         };

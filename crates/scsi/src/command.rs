@@ -74,10 +74,14 @@ pub(crate) enum Hold {
     #[default]
     Nothing,
     Pass(Pass),
+    /// A place among those who wait to be let in.
+    Place(Ticket),
     Ticket {
         ticket: Ticket,
         drained: bool,
     },
+    /// A place among those who wait to change the reservations.
+    Turn(u64),
     /// A change of the reservations is being stored.
     Change(Outcome),
 }

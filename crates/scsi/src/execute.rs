@@ -105,13 +105,20 @@ impl LogicalUnit {
         self.start(command, nexus, waker)
     }
 
-    /// Goes on after [`Step::Disk`], whose operation has ended as `result` says. `data` is that of
-    /// [`begin`](Self::begin).
+    /// Goes on after [`Step::Disk`], whose operation has ended as `result` says. `data` and the nexus are those of
+    /// [`begin`](Self::begin), the waker as there.
     ///
     /// # Panics
     ///
     /// When no operation of the command is out.
-    pub fn step(&self, command: &mut Command, result: Result<(), Errno>, data: &dyn DataOut) -> Step {
+    pub fn step(
+        &self,
+        command: &mut Command,
+        result: Result<(), Errno>,
+        data: &dyn DataOut,
+        nexus: &Nexus,
+        waker: &Waker,
+    ) -> Step {
         let op = command.out.take().expect("a command without an operation that is out");
         if let Err(errno) = result {
             self.release(command);
@@ -121,6 +128,13 @@ impl LogicalUnit {
         if let Err(sense) = command.absorb(data) {
             self.release(command);
             return sense.into();
+        }
+        if let Hold::Pass(_) = command.hold
+            && command.work.goes_on(&command.extents)
+        {
+            // However many operations it has, who waits for it waits for one of them, and may have fenced it.
+            self.let_go(command);
+            return self.start(command, nexus, waker);
         }
         self.advance(command)
     }
@@ -215,7 +229,8 @@ impl LogicalUnit {
                         return Some(refusal.into());
                     }
                     Some(Ok(then)) => {
-                        (command.hold, command.admission) = (Hold::Nothing, then);
+                        self.let_go(command);
+                        command.admission = then;
                         return self.keep_out(command, nexus, waker);
                     }
                 }
@@ -252,17 +267,33 @@ impl LogicalUnit {
 
     /// Asks the fence; false to wait until the waker has been woken.
     fn admit(&self, command: &mut Command, waker: &Waker) -> bool {
-        if let Hold::Nothing = command.hold {
+        if let Hold::Nothing | Hold::Place(_) = command.hold {
             let ticket = match &command.admission {
                 Admission::None | Admission::Reserve(_) => return true,
                 Admission::Change(range, lane) => {
-                    let Some(pass) = self.fence.enter(*lane, range, waker) else { return false };
-                    command.hold = Hold::Pass(pass);
+                    let Some(pass) = self.fence.enter(*lane, range, waker) else {
+                        if let Hold::Nothing = command.hold {
+                            command.hold = Hold::Place(self.fence.line_up(range.clone()));
+                        }
+                        return false;
+                    };
+                    if let Hold::Place(place) = std::mem::replace(&mut command.hold, Hold::Pass(pass)) {
+                        self.fence.release(place);
+                    }
                     return true;
                 }
                 Admission::Alone(range) => {
-                    let Some(ticket) = self.fence.lock(range.clone(), waker) else { return false };
-                    ticket
+                    let locked = match command.hold {
+                        Hold::Place(place) => self.fence.lock_in_turn(place, waker).ok_or(place),
+                        _ => self.fence.lock(range.clone(), waker),
+                    };
+                    match locked {
+                        Ok(ticket) => ticket,
+                        Err(place) => {
+                            command.hold = Hold::Place(place);
+                            return false;
+                        }
+                    }
                 }
                 Admission::Quiet => self.fence.queue(),
             };
@@ -292,14 +323,18 @@ impl LogicalUnit {
         self.let_go(command);
     }
 
-    /// Lets go of the fence, and of memory.
+    /// Lets go of the fence, of a turn, and of memory.
     fn let_go(&self, command: &mut Command) {
         command.scratch = Vec::new();
         match std::mem::take(&mut command.hold) {
             // What is being stored takes effect, whether or not anybody waits for it.
             Hold::Nothing | Hold::Change(_) => {}
+            Hold::Turn(turn) => {
+                let waiting = self.state().keeping.leave(turn);
+                waiting.into_iter().for_each(Waker::wake);
+            }
             Hold::Pass(pass) => self.fence.leave(pass),
-            Hold::Ticket { ticket, .. } => self.fence.release(ticket),
+            Hold::Place(ticket) | Hold::Ticket { ticket, .. } => self.fence.release(ticket),
         }
     }
 

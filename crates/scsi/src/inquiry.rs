@@ -166,13 +166,19 @@ fn padded(text: &str, len: usize) -> impl Iterator<Item = u8> {
 impl LogicalUnit {
     /// REQUEST SENSE (SPC-5): a unit attention that is pending, or why the medium is not ready, or nothing.
     pub(crate) fn request_sense(&self, call: Call<'_>) -> Result<Step, Refusal> {
+        let allocated = usize::from(call.cdb.byte(4));
+        let needed = allocated.min(Sense::LEN) as u64;
+        if needed > call.task.data_in {
+            // Before what is pending is taken, which nobody would be told.
+            return Err(Refusal::Overrun(needed));
+        }
         let attention = {
             let _state = self.state();
             call.task.nexus.take_attention()
         };
         let sense = attention.or_else(|| self.not_ready()).unwrap_or(Sense::NOTHING);
         call.command.response.extend(sense.to_bytes());
-        call.command.respond(call.task, usize::from(call.cdb.byte(4)))
+        call.command.respond(call.task, allocated)
     }
 }
 

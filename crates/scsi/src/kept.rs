@@ -2,12 +2,15 @@
 //!
 //! A unit without a [`Keeper`] forgets its reservations with the power, and says so. With one, a change becomes a table of
 //! its own, goes to the keeper, and takes effect when it is stored: what initiators are told has happened has outlasted the
-//! power already. Changes are stored one at a time, and a command whose turn has not come waits.
+//! power already. Changes are stored one at a time, in the order in which their commands came: who is to be fenced cannot keep
+//! that off by changes of its own.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
 
+use crate::command::Hold;
 use crate::nexus::NexusId;
 use crate::reservations::{Notices, Reservations};
 use crate::unit::State;
@@ -48,13 +51,53 @@ pub(crate) struct Keeping {
     pub(crate) keeper: Option<Arc<dyn Keeper>>,
     /// Whether a change is being stored.
     pub(crate) busy: bool,
-    /// Of the queues in which commands wait for that.
+    /// The commands that wait for that, the oldest first, and a number for the next.
+    line: VecDeque<u64>,
+    next: u64,
+    /// Of the queues in which they wait.
     waiting: Vec<Waker>,
 }
 
 impl Keeping {
     pub(crate) fn by(keeper: Option<Arc<dyn Keeper>>) -> Self {
         Self { keeper, ..Self::default() }
+    }
+
+    /// Whether nothing is being stored, and nobody waits to have something stored.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.busy && self.line.is_empty()
+    }
+
+    /// Whether it is the turn of who holds this, as always where nothing is stored; otherwise that holds a place from then on,
+    /// and `waker` is woken when it is worth another try.
+    pub(crate) fn has_turn(&mut self, hold: &mut Hold, waker: &Waker) -> bool {
+        if self.keeper.is_none() {
+            return true;
+        }
+        let Hold::Turn(turn) = *hold else {
+            self.line.push_back(self.next);
+            *hold = Hold::Turn(self.next);
+            self.next += 1;
+            return self.has_turn(hold, waker);
+        };
+        let has_turn = !self.busy && self.line.front() == Some(&turn);
+        if !has_turn {
+            self.wait(waker);
+        }
+        has_turn
+    }
+
+    /// Gives a place up. Returns who is to be woken.
+    pub(crate) fn leave(&mut self, turn: u64) -> Vec<Waker> {
+        self.line.retain(|other| *other != turn);
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Whoever has the turn has something stored.
+    pub(crate) fn begin(&mut self, waker: &Waker) {
+        self.line.pop_front();
+        self.busy = true;
+        self.wait(waker);
     }
 
     pub(crate) fn wait(&mut self, waker: &Waker) {

@@ -43,7 +43,7 @@
 //! let Step::Disk(op) = unit.begin(&mut command, &task, &no_data) else { unreachable!() };
 //! assert_eq!((op.offset, op.len), (7 * 512, 8 * 512));
 //! // The disk fills the initiator's memory; then:
-//! let Step::Done(done) = unit.step(&mut command, Ok(()), &no_data) else { unreachable!() };
+//! let Step::Done(done) = unit.step(&mut command, Ok(()), &no_data, &nexus, Waker::noop()) else { unreachable!() };
 //! assert_eq!((done.status, done.moved), (Status::Good, 4096));
 //! # Ok::<(), egret_scsi::ConfigError>(())
 //! ```
@@ -51,8 +51,8 @@
 //! # What keeps commands apart
 //!
 //! COMPARE AND WRITE happens as if alone: a command that would change the same blocks waits for it, and it waits for
-//! every command that was changing the medium before it began. PREEMPT AND ABORT ends when all of those have. Reads
-//! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks, and nobody has to poll: a command that
+//! every operation that was changing the medium before it began. PREEMPT AND ABORT ends when all of those have, and a command
+//! of the preempted nexus that has more of them conflicts. Reads never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks, and nobody has to poll: a command that
 //! may have its turn has its task's waker woken.
 //!
 //! A caller whose disk takes nothing for a while, because it fails say, [suspends](LogicalUnit::suspend) commands, so that

@@ -20,8 +20,9 @@ const DPO_FUA: u8 = 0x10;
 const LONG_REQUEST: u8 = 0x10;
 const LONG_LBA: u8 = 0x01;
 const NO_DESCRIPTORS: u8 = 0x08;
-/// The longest parameter list that MODE SELECT takes, in bytes: all pages that there are, several times.
-const LONGEST_LIST: usize = 1024;
+/// The longest parameter list that MODE SELECT takes, in bytes: all pages that there are, behind the longest header and
+/// descriptor.
+const LONGEST_LIST: usize = 180;
 
 impl LogicalUnit {
     /// MODE SENSE (6) and (10) (SPC-5).
@@ -145,8 +146,9 @@ impl LogicalUnit {
             _ => return Err(Sense::list(at)),
         }
         let mut modes = Modes { write_cache: self.write_cache(), protect: self.write_protect() };
+        let mut taken = Default::default();
         while rest < list.len() {
-            rest = Page::take(list, rest, &mut modes)?;
+            rest = Page::take(list, rest, &mut modes, &mut taken)?;
         }
         Ok(modes)
     }

@@ -1,6 +1,6 @@
 //! The relation between an initiator's port and ours, as one logical unit sees it.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, Ordering};
 
 use crate::config::name_of;
 use crate::sense::{Code, Key, Sense};
@@ -128,16 +128,33 @@ pub struct Nexus {
     pending: AtomicU16,
     /// How often another has taken its registration away.
     preempted: AtomicU32,
+    /// Whether nobody uses it any more.
+    gone: AtomicBool,
 }
 
 impl Nexus {
     pub(crate) fn new(id: NexusId) -> Self {
-        Self { id, flags: AtomicU8::new(0), pending: AtomicU16::new(0), preempted: AtomicU32::new(0) }
+        Self {
+            id,
+            flags: AtomicU8::new(0),
+            pending: AtomicU16::new(0),
+            preempted: AtomicU32::new(0),
+            gone: AtomicBool::new(false),
+        }
     }
 
     /// Its name.
     pub fn id(&self) -> NexusId {
         self.id
+    }
+
+    /// Both under the unit's lock.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_gone(&self, gone: bool) {
+        self.gone.store(gone, Ordering::Relaxed);
     }
 
     /// `SeqCst`, because who has entered the fence looks here afterwards: see `WriteFence`.

@@ -141,11 +141,13 @@ impl LogicalUnit {
             match outcome.get() {
                 Some(true) => return Some(Ok(then)),
                 Some(false) => return Some(Err(Sense::new(Key::HardwareError, Code::TARGET_FAILURE).into())),
-                None => {}
+                None => {
+                    state.keeping.wait(waker);
+                    return None;
+                }
             }
         }
-        if state.keeping.busy {
-            state.keeping.wait(waker);
+        if !state.keeping.has_turn(hold, waker) {
             return None;
         }
         if state.reservations.is_unit_reserved() {
@@ -166,8 +168,7 @@ impl LogicalUnit {
             Ok(notices) => notices,
             Err(refusal) => return Some(Err(refusal)),
         };
-        state.keeping.busy = true;
-        state.keeping.wait(waker);
+        state.keeping.begin(waker);
         drop(state);
         let outcome = Outcome::default();
         *hold = Hold::Change(Arc::clone(&outcome));
@@ -187,7 +188,7 @@ impl LogicalUnit {
 
     fn change_holder(&self, change: impl FnOnce(&mut Reservations) -> Result<(), Refused>) -> Answer {
         let mut state = self.state();
-        if state.keeping.busy {
+        if !state.keeping.is_idle() {
             // Whoever registers is first, and keeps RESERVE and RELEASE out.
             return Err(Refusal::Conflict);
         }

@@ -128,7 +128,7 @@ impl Rig {
             step = match step {
                 Step::Disk(op) => {
                     let result = self.disk(&mut command, op, out, data);
-                    let next = self.unit.step(&mut command, result, &out);
+                    let next = self.unit.step(&mut command, result, &out, &nexus, Waker::noop());
                     assert_eq!(command.scratch.capacity(), 0, "a step gives back what its operation had");
                     next
                 }

@@ -103,6 +103,7 @@ impl LogicalUnit {
     pub fn attach(&self, id: NexusId) -> Arc<Nexus> {
         let mut state = self.state();
         if let Some(nexus) = state.nexuses.iter().find(|n| n.id == id) {
+            nexus.set_gone(false);
             return nexus.clone();
         }
         let nexus = Arc::new(Nexus::new(id));
@@ -112,15 +113,16 @@ impl LogicalUnit {
         nexus
     }
 
-    /// Forgets a nexus that will not come back, unless it has registered a key: a registration outlasts connections
-    /// (SPC-5). Who still has it must not use it any more.
+    /// Forgets a nexus that will not come back, but not before it has no key registered any more: a registration outlasts
+    /// connections (SPC-5). Who still has it must not use it any more.
     pub fn detach(&self, id: NexusId) {
         let mut state = self.state();
         state.preventing.retain(|n| *n != id);
         state.reservations.lose(id);
-        if !state.reservations.is_registered(id) {
-            state.nexuses.retain(|n| n.id != id);
+        if let Some(nexus) = state.nexus(id) {
+            nexus.set_gone(true);
         }
+        state.forget();
         state.settle();
     }
 
@@ -270,11 +272,18 @@ impl State {
         }
     }
 
-    pub(crate) fn tell(&self, notices: Notices) {
+    /// Tells those whom a change of the reservations is about, and then forgets who has gone: commands of theirs may wait,
+    /// and are fenced by it.
+    pub(crate) fn tell(&mut self, notices: Notices) {
         for (id, attention) in notices {
             if let Some(nexus) = self.nexuses.iter().find(|n| n.id == id) {
                 nexus.attend(attention);
             }
         }
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.nexuses.retain(|nexus| !nexus.is_gone() || self.reservations.is_registered(nexus.id));
     }
 }

@@ -102,6 +102,18 @@ impl Work {
         }
     }
 
+    /// Whether there is another.
+    pub(crate) fn goes_on(&self, extents: &[Range<u64>]) -> bool {
+        match self {
+            Self::Idle => false,
+            Self::Once(op) => op.is_some(),
+            Self::Ranges { .. } => !extents.is_empty(),
+            Self::Fill { left, .. } => *left > 0,
+            Self::Verify(Verify { write, left, .. }) => write.is_some() || *left > 0,
+            Self::CompareAndWrite { is_written, .. } => !is_written,
+        }
+    }
+
     /// Has everything that is left to write be stable when it ends.
     pub(crate) fn make_stable(&mut self) {
         match self {

@@ -5,27 +5,33 @@
 //! 1. A command that begins to change the medium while the lock is held, and overlaps it, waits.
 //! 2. Before it reads, the lock's holder waits for every command that was changing the medium already.
 //!
-//! Commands that change the medium *enter* and *leave*. This costs them two additions to a counter which few threads share,
-//! and a load of a number that hardly ever changes. The counters do not say which blocks are being changed, so the second
-//! wait is for all commands that have entered, whatever their range. It is not for those that enter later: each counter has
-//! two halves, and newcomers count in the one while the other empties.
+//! Commands that change the medium *enter* and *leave*, anew for each of their operations: nobody waits for all of a long one.
+//! This costs them two additions to a counter which few threads share, and a load of a number that hardly ever changes. The
+//! counters do not say which blocks are being changed, so the second wait is for all commands that have entered, whatever their
+//! range. It is not for those that enter later: each counter has two halves, and newcomers count in the one while the other
+//! empties.
 //!
 //! PREEMPT AND ABORT uses the second wait alone: when it ends, no write of the preempted nexus is in progress any more.
 //!
+//! A wait is for all who had a ticket when newcomers were sent to the other half: whoever begins the next one, and however
+//! many others want one, nobody waits for more than two.
+//!
 //! Nothing is polled. A command that has to wait leaves a waker, and waits for one of two things:
 //!
-//! - An entry in the book: an overlapping lock, or the drain of another command. The entry is looked at and the waker is left
-//!   under the book's mutex. The entry is removed under the same mutex, and the wakers are taken with it. So either the entry
-//!   is gone when it is looked at, or the waker is there when it is removed.
-//! - A half of the counters, which empties without the mutex. The drain first stores in `drains` which half it waits for, and
-//!   then loads the counters. A command that leaves first decrements its counter, then loads `drains`, and wakes the drain if
-//!   it was the last in its lane. All four accesses are `SeqCst`, so either the drain sees the counter at zero, or the
-//!   command that leaves sees that its half is awaited.
+//! - An entry in the book: an overlapping lock, or, for another lock, an older wait. It is looked at and the waker is
+//!   left under the book's mutex. It is removed under the same mutex, and the wakers are taken with it. So either the entry is
+//!   gone when it is looked at, or the waker is there when it is removed.
+//! - A half of the counters, which empties without the mutex. Who waits first stores in `drains` which half it waits for, and
+//!   then loads the counters. A command that leaves first decrements its counter, then loads `drains`, and wakes who waits if
+//!   it was the last in its lane. All four accesses are `SeqCst`, so either who waits sees the counter at zero, or the
+//!   command that leaves sees that its half is awaited. Whoever sees the half empty wakes the others, which have one to wait
+//!   for no more.
 //!
 //! `tests/write_fence.rs` walks through the interleavings with loom.
 //!
 //! A wake does not promise success. One waker stands for all commands that wait in one queue, and all of them are retried.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::task::Waker;
@@ -33,13 +39,13 @@ use std::task::Waker;
 use crate::sync::{AtomicU32, AtomicUsize, LANES, Mutex, MutexGuard, Ordering};
 
 /// The most locks at a time. While there are any, every change of the medium searches all of them, so that their number is a
-/// cost to the other initiators of the unit.
+/// cost to the other initiators of the unit. The last one is for who has waited longest.
 pub(crate) const LOCKS: usize = 256;
 
 /// The most wakers that are kept. A queue in which no command waits any more leaves its waker behind.
 pub(crate) const WAKERS: usize = 1024;
 
-/// No drain waits for either half.
+/// Nobody waits for either half.
 const NO_DRAIN: usize = usize::MAX;
 
 /// Two halves of a counter, on cache lines that no other counter is on.
@@ -55,7 +61,7 @@ pub(crate) struct WriteFence {
     epoch: AtomicUsize,
     /// How many locks there are. While it is zero the book is not looked at.
     locked: AtomicU32,
-    /// The half that a drain waits for, or `NO_DRAIN`.
+    /// The half that somebody waits for, or `NO_DRAIN`.
     drains: AtomicUsize,
     book: Mutex<Book>,
 }
@@ -74,22 +80,18 @@ impl Default for WriteFence {
 
 #[derive(Debug, Default)]
 pub(crate) struct Book {
-    next: u64,
+    last: Ticket,
     pub(crate) locks: Vec<(Ticket, Range<u64>)>,
-    pub(crate) draining: Option<Drain>,
-    /// The wakers of queues in which commands wait for one of these to be removed, one for each queue.
+    /// Those who wait for a lock, or for one to go, the oldest first.
+    line: VecDeque<(Ticket, Range<u64>)>,
+    /// The last ticket that there was when newcomers were sent to the other half.
+    turned: Ticket,
+    /// Tickets up to this one wait for nobody within any more.
+    drained: Ticket,
+    /// The wakers of queues in which commands wait for a lock to be removed, one for each queue.
     pub(crate) waiting: Vec<Waker>,
-}
-
-/// A wait for the commands that have entered.
-#[derive(Debug)]
-pub(crate) struct Drain {
-    ticket: Ticket,
-    /// The half that has to empty.
-    half: usize,
-    /// Whether the other one has been empty before.
-    second: bool,
-    waker: Waker,
+    /// Likewise for a half to empty.
+    draining: Vec<Waker>,
 }
 
 /// Where a command that has entered is counted.
@@ -100,8 +102,8 @@ pub(crate) struct Pass {
     half: u8,
 }
 
-/// Identifies a lock, or a wait without one. Older ones are less.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Identifies a lock, a wait without one, or a place among those who wait for one. Older ones are less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
 impl WriteFence {
@@ -129,16 +131,16 @@ impl WriteFence {
     pub(crate) fn leave(&self, pass: Pass) {
         let was_last = self.counter(&pass).fetch_sub(1, Ordering::SeqCst) == 1;
         if was_last && self.drains.load(Ordering::SeqCst) == usize::from(pass.half) {
-            self.wake_drain();
+            self.wake_draining();
         }
     }
 
-    /// Has the drain look at its half again.
+    /// Has who waits look at its half again.
     #[cold]
-    fn wake_drain(&self) {
-        // It may have ended meanwhile, or begun to wait for the other half: then it is woken once for nothing.
-        let waker = self.book().draining.as_ref().map(|drain| drain.waker.clone());
-        waker.into_iter().for_each(Waker::wake);
+    fn wake_draining(&self) {
+        // They may wait for the other half by now: then they are woken once for nothing.
+        let draining = std::mem::take(&mut self.book().draining);
+        draining.into_iter().for_each(Waker::wake);
     }
 
     #[inline]
@@ -146,17 +148,35 @@ impl WriteFence {
         &self.lanes[usize::from(*lane)].0[usize::from(*half)]
     }
 
-    /// Locks `range`, unless another lock has some of it or there are too many; then `waker` is woken when it is worth
-    /// another try. Those who were within already still are: [`drained`](Self::drained) says when they have left.
-    pub(crate) fn lock(&self, range: Range<u64>, waker: &Waker) -> Option<Ticket> {
+    /// Locks `range`, unless another lock has some of it, or somebody who waits for one wants some of it, or there are too
+    /// many; then it fails with a place among those who wait, and `waker` is woken when it is worth another try
+    /// [from there](Self::lock_in_turn). Those who were within already still are: [`drained`](Self::drained) says when they
+    /// have left.
+    pub(crate) fn lock(&self, range: Range<u64>, waker: &Waker) -> Result<Ticket, Ticket> {
+        let place = self.line_up(range);
+        self.lock_in_turn(place, waker).ok_or(place)
+    }
+
+    /// A place for who waits, also [to enter](Self::enter): nobody who comes later locks some of `range` before it is released.
+    pub(crate) fn line_up(&self, range: Range<u64>) -> Ticket {
         let mut book = self.book();
-        if book.locks.len() == LOCKS {
-            book.wait(waker);
+        let place = book.ticket();
+        book.line.push_back((place, range));
+        place
+    }
+
+    /// As [`lock`](Self::lock), for who has a place: who came later is behind it.
+    pub(crate) fn lock_in_turn(&self, place: Ticket, waker: &Waker) -> Option<Ticket> {
+        let mut book = self.book();
+        let at = book.line.partition_point(|(other, _)| *other < place);
+        let range = book.line[at].1.clone();
+        let room = if at == 0 { LOCKS } else { LOCKS - 1 };
+        let mut first = book.locks.iter().chain(book.line.range(..at));
+        if book.locks.len() >= room || first.any(|(_, other)| overlap(&range, other)) {
+            wait(&mut book.waiting, waker);
             return None;
         }
-        if !book.admits(&range, waker) {
-            return None;
-        }
+        book.line.remove(at);
         let ticket = book.ticket();
         book.locks.push((ticket, range));
         self.locked.fetch_add(1, Ordering::SeqCst);
@@ -168,30 +188,25 @@ impl WriteFence {
         self.book().ticket()
     }
 
-    /// Whether everybody has left who was within when it was first asked for this ticket; if not, `waker` is woken when
-    /// it is worth another try. One ticket's wait ends before the next begins.
+    /// Whether everybody has left who was within when the ticket was given out; if not, `waker` is woken when it is worth
+    /// another try.
     pub(crate) fn drained(&self, ticket: Ticket, waker: &Waker) -> bool {
         let mut book = self.book();
-        // Who is in the half that newcomers do not use came before the last wait ended: that half is first.
-        let idle = (self.epoch.load(Ordering::Relaxed) + 1) % 2;
-        let drain =
-            book.draining.get_or_insert_with(|| Drain { ticket, half: idle, second: false, waker: waker.clone() });
-        if drain.ticket != ticket {
-            book.wait(waker);
-            return false;
-        }
-        drain.waker.clone_from(waker);
-        if !self.awaits(drain.half) {
-            return false;
-        }
-        if !drain.second {
-            self.epoch.fetch_add(1, Ordering::SeqCst);
-            (drain.half, drain.second) = (1 - drain.half, true);
-            if !self.awaits(drain.half) {
+        while book.drained < ticket {
+            // Newcomers do not count there, but for those who looked where before the last turn.
+            let idle = (self.epoch.load(Ordering::Relaxed) + 1) % 2;
+            if !self.awaits(idle) {
+                wait(&mut book.draining, waker);
                 return false;
             }
+            if book.drained < book.turned {
+                book.drained = book.turned;
+                self.end_drain(&mut book);
+            } else {
+                book.turned = book.last;
+                self.epoch.fetch_add(1, Ordering::SeqCst);
+            }
         }
-        self.end_drain(book);
         true
     }
 
@@ -202,10 +217,10 @@ impl WriteFence {
         self.lanes.iter().all(|lane| lane.0[half].load(Ordering::SeqCst) == 0)
     }
 
-    fn end_drain(&self, mut book: MutexGuard<'_, Book>) {
-        book.draining = None;
+    /// Who still waits for a half says so anew.
+    fn end_drain(&self, book: &mut Book) {
         self.drains.store(NO_DRAIN, Ordering::SeqCst);
-        wake(book);
+        book.draining.drain(..).for_each(Waker::wake);
     }
 
     /// Whether no lock is left that is older than the ticket; if one is, `waker` is woken when it is worth another try.
@@ -213,57 +228,59 @@ impl WriteFence {
         let mut book = self.book();
         let outlived = book.locks.iter().all(|(other, _)| *other > ticket);
         if !outlived {
-            book.wait(waker);
+            wait(&mut book.waiting, waker);
         }
         outlived
     }
 
-    /// Gives a ticket back, and what it locked.
+    /// Gives a ticket back, and what it locked, or the place.
     pub(crate) fn release(&self, ticket: Ticket) {
         let mut book = self.book();
         if let Some(at) = book.locks.iter().position(|(other, _)| *other == ticket) {
             book.locks.swap_remove(at);
             self.locked.fetch_sub(1, Ordering::SeqCst);
         }
-        if book.draining.as_ref().is_some_and(|drain| drain.ticket == ticket) {
-            self.end_drain(book);
-        } else {
-            wake(book);
+        if let Ok(at) = book.line.binary_search_by_key(&ticket, |(other, _)| *other) {
+            book.line.remove(at);
+        } else if book.drained < ticket {
+            // It may be the only one that waits.
+            self.end_drain(&mut book);
         }
+        let waiting = std::mem::take(&mut book.waiting);
+        // So that who is woken need not wait for the book.
+        drop(book);
+        waiting.into_iter().for_each(Waker::wake);
     }
 }
 
-/// Closes the book, and wakes all who wait for something in it to go.
-fn wake(mut book: MutexGuard<'_, Book>) {
-    let waiting = std::mem::take(&mut book.waiting);
-    // So that who is woken need not wait for the book.
-    drop(book);
-    waiting.into_iter().for_each(Waker::wake);
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// Leaves a waker among others.
+fn wait(wakers: &mut Vec<Waker>, waker: &Waker) {
+    if wakers.iter().any(|other| other.will_wake(waker)) {
+        return;
+    }
+    if wakers.len() == WAKERS {
+        // Who still waits will leave its waker anew.
+        wakers.drain(..).for_each(Waker::wake);
+    }
+    wakers.push(waker.clone());
 }
 
 impl Book {
     fn ticket(&mut self) -> Ticket {
-        self.next += 1;
-        Ticket(self.next)
+        self.last.0 += 1;
+        self.last
     }
 
     /// Whether no lock has some of `range`; if one has, `waker` is woken when a lock goes.
     fn admits(&mut self, range: &Range<u64>, waker: &Waker) -> bool {
-        let overlaps = self.locks.iter().any(|(_, other)| other.start < range.end && range.start < other.end);
+        let overlaps = self.locks.iter().any(|(_, other)| overlap(range, other));
         if overlaps {
-            self.wait(waker);
+            wait(&mut self.waiting, waker);
         }
         !overlaps
-    }
-
-    fn wait(&mut self, waker: &Waker) {
-        if self.waiting.iter().any(|other| other.will_wake(waker)) {
-            return;
-        }
-        if self.waiting.len() == WAKERS {
-            // Who still waits will leave its waker anew.
-            self.waiting.drain(..).for_each(Waker::wake);
-        }
-        self.waiting.push(waker.clone());
     }
 }

@@ -177,7 +177,7 @@ fn who_waits_for_those_within_is_woken_by_the_last_of_them() {
 }
 
 #[test]
-fn the_second_who_waits_is_woken_by_the_end_of_the_first() {
+fn two_who_wait_are_woken_whichever_of_them_sees_that_those_within_have_left() {
     model(|medium| {
         let within = medium.fence.enter(0, &(20..30), Waker::noop()).expect("nothing is locked");
         let first = medium.fence.queue();
@@ -188,13 +188,31 @@ fn the_second_who_waits_is_woken_by_the_end_of_the_first() {
             thread::spawn(move || medium.fence.leave(within))
         };
         let second = medium.fence.queue();
-        let (rung, waker) = bell();
-        let begun = medium.fence.drained(second, &waker);
-        leaver.join().expect("no panic");
-        assert!(!begun, "one wait ends before the next begins");
+        drain(&medium, second, || leaver.join().expect("no panic"));
         assert!(first_rung.0.load(Ordering::SeqCst) && medium.fence.drained(first, &first_waker));
         medium.fence.release(first);
-        assert!(rung.0.load(Ordering::SeqCst) && medium.fence.drained(second, &waker));
+        medium.fence.release(second);
+    });
+}
+
+#[test]
+fn who_is_left_of_two_who_wait_is_woken_when_those_within_have_left() {
+    model(|medium| {
+        let within = medium.fence.enter(0, &(20..30), Waker::noop()).expect("nothing is locked");
+        let first = medium.fence.queue();
+        assert!(!medium.fence.drained(first, Waker::noop()), "somebody is within");
+        let threads = [
+            {
+                let medium = Arc::clone(&medium);
+                thread::spawn(move || medium.fence.leave(within))
+            },
+            {
+                let medium = Arc::clone(&medium);
+                thread::spawn(move || medium.fence.release(first))
+            },
+        ];
+        let second = medium.fence.queue();
+        drain(&medium, second, || threads.into_iter().for_each(|thread| thread.join().expect("no panic")));
         medium.fence.release(second);
     });
 }

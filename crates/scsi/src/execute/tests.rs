@@ -17,6 +17,11 @@ fn begin(rig: &Rig, command: &mut Command, nexus: &Nexus, cdb: &[u8], out: &[u8]
     rig.unit.begin(command, &task, &out)
 }
 
+/// Goes on with a command whose operation has ended well.
+fn step(rig: &Rig, command: &mut Command, nexus: &Nexus, out: &[u8]) -> Step {
+    rig.unit.step(command, OK, &out, nexus, Waker::noop())
+}
+
 fn is_disk(step: Step, op: Op) -> bool {
     matches!(step, Step::Disk(disk) if disk.op == op)
 }
@@ -104,18 +109,18 @@ fn a_write_that_overlaps_a_compare_and_write_waits_for_its_end_and_others_do_not
     assert_eq!(begin(&rig, &mut over, &rig.nexus, &write, &[1; 6 * BLOCK]), Step::Wait);
     assert_eq!(rig.unit.retry(&mut over, &rig.nexus, Waker::noop()), Step::Wait);
     assert!(is_disk(begin(&rig, &mut beside, &rig.nexus, &cdb10(0x2a, 0, 6, 1), &[1; BLOCK]), WRITE));
-    assert!(good(rig.unit.step(&mut beside, OK, &&[1; BLOCK][..])));
+    assert!(good(step(&rig, &mut beside, &rig.nexus, &[1; BLOCK])));
     // Another one of the same block waits, too; a read does not.
     assert_eq!(begin(&rig, &mut beside, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
     rig.unit.abort(&mut beside);
     assert!(is_disk(begin(&rig, &mut beside, &rig.nexus, &cdb10(0x28, 0, 5, 1), &[]), Op::Read));
 
     alone.scratch(&&data[..]).copy_from_slice(&data[..BLOCK]);
-    assert!(is_disk(rig.unit.step(&mut alone, OK, &&data[..]), WRITE));
+    assert!(is_disk(step(&rig, &mut alone, &rig.nexus, &data), WRITE));
     assert_eq!(rig.unit.retry(&mut over, &rig.nexus, Waker::noop()), Step::Wait);
-    assert!(good(rig.unit.step(&mut alone, OK, &&data[..])));
+    assert!(good(step(&rig, &mut alone, &rig.nexus, &data)));
     assert!(is_disk(rig.unit.retry(&mut over, &rig.nexus, Waker::noop()), WRITE));
-    assert!(good(rig.unit.step(&mut over, OK, &&[1; 6 * BLOCK][..])));
+    assert!(good(step(&rig, &mut over, &rig.nexus, &[1; 6 * BLOCK])));
 }
 
 /// SBC-4, COMPARE AND WRITE command.
@@ -126,7 +131,7 @@ fn a_compare_and_write_waits_for_whatever_was_changing_the_medium_before_it() {
     let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
     assert!(is_disk(begin(&rig, &mut write, &rig.nexus, &cdb10(0x2a, 0, 5, 1), &data), WRITE));
     assert_eq!(begin(&rig, &mut alone, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
-    assert!(good(rig.unit.step(&mut write, OK, &&data[..])));
+    assert!(good(step(&rig, &mut write, &rig.nexus, &data)));
     assert!(is_disk(rig.unit.retry(&mut alone, &rig.nexus, Waker::noop()), Op::Read));
     rig.unit.abort(&mut alone);
     assert!(is_disk(begin(&rig, &mut write, &rig.nexus, &cdb10(0x2a, 0, 5, 1), &data), WRITE));
@@ -143,7 +148,7 @@ fn one_that_waits_and_is_aborted_holds_nobody_up() {
     assert_eq!(begin(&rig, &mut first, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
     rig.unit.abort(&mut first);
     assert_eq!(begin(&rig, &mut second, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
-    assert!(good(rig.unit.step(&mut write, OK, &&data[..])));
+    assert!(good(step(&rig, &mut write, &rig.nexus, &data)));
     assert!(is_disk(rig.unit.retry(&mut second, &rig.nexus, Waker::noop()), Op::Read));
     rig.unit.abort(&mut second);
 }
@@ -186,7 +191,7 @@ fn several_threads_count_with_compare_and_write_and_lose_nothing_though_they_are
                     }
                     drop(disk);
                     thread::yield_now();
-                    unit.step(command, OK, &data)
+                    unit.step(command, OK, &data, nexus, waker)
                 }
                 Step::Wait => {
                     await_wake();
@@ -246,12 +251,12 @@ fn preempt_and_abort_ends_when_nothing_that_was_begun_before_it_can_write_any_mo
     assert!(is_disk(begin(&rig, &mut alone, &a, &compare_and_write(5), &data), Op::Read));
     assert!(is_disk(begin(&rig, &mut write, &a, &cdb10(0x2a, 0, 0, 1), &data), WRITE));
     assert_eq!(reserve_out(&rig, &mut preempt, &b, 5, 5, [2, 1]), Step::Wait);
-    assert!(good(rig.unit.step(&mut write, OK, &&data[..])));
+    assert!(good(step(&rig, &mut write, &rig.nexus, &data)));
     assert_eq!(rig.unit.retry(&mut preempt, &b, Waker::noop()), Step::Wait, "there is the other one");
     alone.scratch(&&data[..]).copy_from_slice(&data[..BLOCK]);
-    assert!(is_disk(rig.unit.step(&mut alone, OK, &&data[..]), WRITE));
+    assert!(is_disk(step(&rig, &mut alone, &rig.nexus, &data), WRITE));
     assert_eq!(rig.unit.retry(&mut preempt, &b, Waker::noop()), Step::Wait);
-    assert!(good(rig.unit.step(&mut alone, OK, &&data[..])));
+    assert!(good(step(&rig, &mut alone, &rig.nexus, &data)));
     assert!(good(rig.unit.retry(&mut preempt, &b, Waker::noop())));
 }
 
@@ -271,6 +276,32 @@ fn a_write_that_waits_when_its_nexus_is_preempted_conflicts_even_if_that_has_com
         rig.unit.abort(&mut alone);
         let conflict = Step::refused(Status::ReservationConflict, None);
         assert_eq!(rig.unit.retry(&mut write, &a, Waker::noop()), conflict);
+    }
+}
+
+/// SPC-5, CLEAR and PREEMPT service actions.
+#[test]
+fn one_that_has_gone_is_forgotten_when_its_registration_is_taken_away_and_what_it_had_waiting_is_fenced() {
+    // CLEAR, and PREEMPT of what has not reserved anything.
+    for (action, keys) in [(3, [1, 0]), (4, [1, 2])] {
+        let (mut rig, a, b) = reserved();
+        assert!(good(reserve_out(&rig, &mut Command::new(), &a, 2, 5, [1, 0])));
+        let (mut alone, mut write) = (Command::new(), Command::new());
+        let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+        b.take_attention();
+        assert!(is_disk(begin(&rig, &mut alone, &a, &compare_and_write(5), &data), Op::Read));
+        assert_eq!(begin(&rig, &mut write, &b, &cdb10(0x2a, 0, 5, 1), &data), Step::Wait);
+        rig.unit.detach(b.id());
+        assert!(good(reserve_out(&rig, &mut Command::new(), &a, action, 0, keys)));
+        rig.unit.abort(&mut alone);
+        let conflicts =
+            rig.unit.retry(&mut write, &b, Waker::noop()) == Step::refused(Status::ReservationConflict, None);
+        assert_eq!(conflicts, action == 4);
+        rig.unit.abort(&mut write);
+        rig.run(&[0x1b, 0, 0, 0, 0, 0], &[], 0).good();
+        rig.unit.reset_initiator(a.id());
+        assert_eq!(rig.run(&[0; 6], &[], 0).sense().code, Code::UNIT_RESET, "nobody else has it");
+        rig.run(&[0; 6], &[], 0).good();
     }
 }
 
@@ -300,6 +331,99 @@ fn suspended(rig: &Rig, nexus: &Nexus, cdb: &[u8], out: &[u8]) -> (Command, Disk
     let (mut command, op) = begun(rig, nexus, cdb, out);
     rig.unit.suspend(&mut command, 1, &op);
     (command, op)
+}
+
+/// SBC-4, COMPARE AND WRITE command.
+#[test]
+fn compare_and_writes_of_a_block_have_their_turns_in_the_order_in_which_they_came() {
+    let rig = Rig::new(config());
+    let other = rig.other(2);
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    let [mut first, mut second, mut third] = [(); 3].map(|()| Command::new());
+    assert!(is_disk(begin(&rig, &mut first, &rig.nexus, &compare_and_write(5), &data), Op::Read));
+    assert_eq!(begin(&rig, &mut second, &other, &compare_and_write(5), &data), Step::Wait);
+    assert_eq!(begin(&rig, &mut third, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
+    rig.unit.abort(&mut first);
+    assert_eq!(rig.unit.retry(&mut third, &rig.nexus, Waker::noop()), Step::Wait, "whoever is tried first");
+    assert!(is_disk(rig.unit.retry(&mut second, &other, Waker::noop()), Op::Read));
+    assert_eq!(rig.unit.retry(&mut third, &rig.nexus, Waker::noop()), Step::Wait);
+    rig.unit.abort(&mut second);
+    assert!(is_disk(rig.unit.retry(&mut third, &rig.nexus, Waker::noop()), Op::Read));
+    rig.unit.abort(&mut third);
+}
+
+/// SPC-5, PREEMPT AND ABORT service action.
+#[test]
+fn what_changes_the_medium_in_several_operations_ends_between_two_of_them_when_its_nexus_is_preempted() {
+    let data = [[9; BLOCK]; 256].concat();
+    let unmap_list = [
+        &[0, 0, 0, 32, 0, 0, 0, 0][..],
+        &[0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 0],
+        &[0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 0],
+    ]
+    .concat();
+    for (cdb, out) in [
+        (&cdb16(0x93, 0, 0, 384)[..], &data),
+        (&cdb16(0x93, 1, 0, 384), &data),
+        (&cdb10(0x42, 0, 0, 40), &unmap_list),
+        (&cdb16(0x8e, 2, 0, 256), &data),
+    ] {
+        for action in [4, 5] {
+            let (rig, a, b) = reserved();
+            let (mut change, op) = begun(&rig, &b, cdb, out);
+            if op.memory == Memory::Scratch {
+                change.scratch(&&out[..]);
+            }
+            let mut preempt = Command::new();
+            let at_once = reserve_out(&rig, &mut preempt, &a, action, 5, [1, 2]);
+            assert_eq!(at_once == Step::Wait, action == 5, "{cdb:02x?}");
+            let conflict = Step::refused(Status::ReservationConflict, None);
+            assert_eq!(step(&rig, &mut change, &b, out), conflict, "{cdb:02x?}");
+            assert!(action == 4 || good(rig.unit.retry(&mut preempt, &a, Waker::noop())), "{cdb:02x?}");
+        }
+    }
+}
+
+/// SBC-4, COMPARE AND WRITE command.
+#[test]
+fn what_changes_the_medium_in_several_operations_lets_a_compare_and_write_have_its_turn_between_two_of_them() {
+    let rig = Rig::new(config());
+    let other = rig.other(2);
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    let (mut fill, first) = begun(&rig, &rig.nexus, &cdb16(0x93, 0, 0, 384), &data[BLOCK..]);
+    fill.scratch(&&data[BLOCK..]);
+    let mut alone = Command::new();
+    assert_eq!(begin(&rig, &mut alone, &other, &compare_and_write(5), &data), Step::Wait);
+    assert_eq!(step(&rig, &mut fill, &rig.nexus, &data[BLOCK..]), Step::Wait);
+    assert!(is_disk(rig.unit.retry(&mut alone, &other, Waker::noop()), Op::Read));
+    assert_eq!(rig.unit.retry(&mut fill, &rig.nexus, Waker::noop()), Step::Wait);
+    rig.unit.abort(&mut alone);
+    let second = DiskOp { offset: first.len, ..first };
+    assert_eq!(rig.unit.retry(&mut fill, &rig.nexus, Waker::noop()), Step::Disk(second));
+    rig.unit.abort(&mut fill);
+}
+
+#[test]
+fn a_write_that_waits_for_a_compare_and_write_is_let_in_before_a_later_one_of_the_same_blocks() {
+    let rig = Rig::new(config());
+    let other = rig.other(2);
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    for is_given_up in [false, true] {
+        let [mut first, mut write, mut later] = [(); 3].map(|()| Command::new());
+        assert!(is_disk(begin(&rig, &mut first, &other, &compare_and_write(5), &data), Op::Read));
+        assert_eq!(begin(&rig, &mut write, &rig.nexus, &cdb10(0x2a, 0, 5, 1), &data), Step::Wait);
+        assert_eq!(begin(&rig, &mut later, &other, &compare_and_write(5), &data), Step::Wait);
+        rig.unit.abort(&mut first);
+        assert_eq!(rig.unit.retry(&mut later, &other, Waker::noop()), Step::Wait, "whoever is tried first");
+        if is_given_up {
+            rig.unit.abort(&mut write);
+        } else {
+            assert!(is_disk(rig.unit.retry(&mut write, &rig.nexus, Waker::noop()), WRITE));
+            assert!(good(step(&rig, &mut write, &rig.nexus, &data)));
+        }
+        assert!(is_disk(rig.unit.retry(&mut later, &other, Waker::noop()), Op::Read));
+        rig.unit.abort(&mut later);
+    }
 }
 
 #[test]
@@ -416,7 +540,7 @@ fn writes_through(rig: &mut Rig, command: &mut Command, mut step: Step, data: &[
     rig.ops.clear();
     while let Step::Disk(op) = step {
         let result = rig.disk(command, op, data, &mut []);
-        step = rig.unit.step(command, result, &data);
+        step = rig.unit.step(command, result, &data, &rig.nexus, Waker::noop());
     }
     assert!(good(step), "{step:?}");
     let stable = |op: &Op| matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. });
@@ -451,7 +575,7 @@ fn a_write_that_waits_when_the_write_cache_is_turned_off_is_stable_when_it_ends(
         assert_eq!(begin(&rig, &mut select, &b, &mode_select(&WRITE_THROUGH), &WRITE_THROUGH), Step::Wait);
         rig.unit.abort(&mut alone);
         assert!(is_disk(rig.unit.retry(&mut select, &b, Waker::noop()), Op::Flush));
-        assert!(good(rig.unit.step(&mut select, OK, &&WRITE_THROUGH[..])));
+        assert!(good(step(&rig, &mut select, &b, &WRITE_THROUGH)));
         let next = rig.unit.retry(&mut write, &a, Waker::noop());
         writes_through(&mut rig, &mut write, next, &data);
     }
@@ -477,7 +601,7 @@ fn a_write_that_is_put_off_or_waits_when_all_writes_are_refused_is_refused() {
         // What has them refused is not refused itself when its flush is put off.
         rig.unit.suspend(&mut select, 1, &DiskOp::FLUSH);
         assert_eq!(rig.unit.readmit(&mut select, &b, &mut { DiskOp::FLUSH }, Waker::noop()), None);
-        assert!(good(rig.unit.step(&mut select, OK, &&WRITE_PROTECT[..])));
+        assert!(good(step(&rig, &mut select, &b, &WRITE_PROTECT)));
         a.take_attention();
         rig.run(&cdb10(0x28, 0, 5, 1), &[], BLOCK).good();
         assert_eq!(rig.run(&cdb, &data, 0).sense().code, Code::WRITE_PROTECTED, "and nobody is left inside");
@@ -492,13 +616,13 @@ fn a_compare_and_write_that_is_put_off_compares_again() {
     let nexus = rig.nexus.clone();
     let Step::Disk(read) = begin(&rig, &mut alone, &nexus, &compare_and_write(5), &data) else { panic!("it reads") };
     alone.scratch(&&data[..]).copy_from_slice(&data[..BLOCK]);
-    let Step::Disk(write) = rig.unit.step(&mut alone, OK, &&data[..]) else { panic!("it writes") };
+    let Step::Disk(write) = step(&rig, &mut alone, &rig.nexus, &data) else { panic!("it writes") };
     rig.unit.suspend(&mut alone, 1, &write);
     // Before it goes on the block becomes another.
     rig.run(&cdb10(0x2a, 0, 5, 1), &[7; BLOCK], 0).good();
     assert_eq!(rig.unit.readmit(&mut alone, &nexus, &mut { write }, Waker::noop()), Some(Step::Disk(read)));
     alone.scratch(&&data[..]).fill(7);
-    let Step::Done(done) = rig.unit.step(&mut alone, OK, &&data[..]) else { panic!("it is done") };
+    let Step::Done(done) = step(&rig, &mut alone, &rig.nexus, &data) else { panic!("it is done") };
     assert_eq!(done.sense.map(|sense| sense.key), Some(Key::Miscompare));
 }
 
@@ -543,7 +667,7 @@ fn memory_is_taken_when_an_operation_runs_and_given_back_when_it_has_ended() {
         let taken = std::mem::take(command.scratch(&&block[..]));
         assert_eq!(taken.len() as u64, MAX_SCRATCH);
         command.put_scratch(taken);
-        let is_next = matches!(rig.unit.step(&mut command, OK, &&block[..]), Step::Disk(op) if op.len == MAX_SCRATCH);
+        let is_next = matches!(step(&rig, &mut command, &rig.nexus, &block), Step::Disk(op) if op.len == MAX_SCRATCH);
         assert!(is_next && command.scratch.capacity() == 0, "{cdb:02x?}");
         command.scratch(&&block[..]);
         rig.unit.abort(&mut command);
@@ -568,7 +692,7 @@ fn of_a_parameter_list_no_more_is_read_than_can_mean_something() {
     let parameter_lists = [
         // UNMAP of at most four ranges, and MODE SELECT.
         (cdb10(0x42, 0, 0, 0xffff), 8 + 4 * 16),
-        (cdb10(0x55, 0x10, 0, 0xffff), 1024),
+        (cdb10(0x55, 0x10, 0, 0xffff), 256),
     ];
     for (cdb, most) in parameter_lists {
         let given = Counted(&list, std::cell::Cell::new(0));
@@ -583,7 +707,7 @@ fn of_a_parameter_list_no_more_is_read_than_can_mean_something() {
 #[should_panic(expected = "a command without an operation that is out")]
 fn a_step_of_a_command_that_has_nothing_out_is_the_caller_s_mistake() {
     let rig = Rig::new(config());
-    let _ = rig.unit.step(&mut Command::new(), Ok(()), &&[][..]);
+    let _ = step(&rig, &mut Command::new(), &rig.nexus, &[]);
 }
 
 #[test]

@@ -213,6 +213,16 @@ fn request_sense_reports_a_unit_attention_once_and_then_nothing() {
     assert_eq!(rig.run(&[3, 1, 0, 0, 252, 0], &[], 252).sense(), Sense::cdb(1).bit(0));
 }
 
+/// SAM-5, unit attention conditions.
+#[test]
+fn a_request_sense_without_room_for_its_answer_leaves_a_unit_attention_to_be_told() {
+    let mut rig = Rig::new(config());
+    rig.unit.attend(Attention::CapacityChanged, None);
+    assert_eq!(rig.overrun(&[3, 0, 0, 0, 252, 0], &[], 10), Sense::LEN as u64);
+    assert_eq!(rig.overrun(&[3, 0, 0, 0, 12, 0], &[], 10), 12);
+    assert_eq!(rig.run(&[0; 6], &[], 0).sense().code, Code::CAPACITY_CHANGED);
+}
+
 /// SAM-5, incorrect logical unit numbers.
 #[test]
 fn where_there_is_no_unit_inquiry_request_sense_and_report_luns_are_answered_and_nothing_else() {

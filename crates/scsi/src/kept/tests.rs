@@ -127,6 +127,55 @@ fn changes_are_stored_one_at_a_time_and_the_second_knows_the_first() {
     assert_eq!(kept.retry(&b, &mut second), Step::good(24));
 }
 
+/// As by one who is to be preempted, and has always two of its own under way.
+#[test]
+fn changes_are_stored_in_the_order_in_which_they_came_whoever_is_tried_first() {
+    let kept = Kept::new(&Registered::default());
+    let (a, b) = (kept.rig.nexus.clone(), kept.rig.other(2));
+    let mut waiting: Vec<_> = [(&b, 1), (&b, 2), (&a, 3), (&b, 4)]
+        .into_iter()
+        .map(|(nexus, key)| {
+            let mut command = Command::new();
+            assert_eq!(kept.begin(nexus, &mut command, REGISTER_AND_IGNORE, [0, key], 0), Step::Wait);
+            (nexus, command)
+        })
+        .collect();
+    for expected in
+        [vec![(b.id(), 1)], vec![(b.id(), 2)], vec![(b.id(), 2), (a.id(), 3)], vec![(b.id(), 4), (a.id(), 3)]]
+    {
+        let (table, change) = kept.shelf.take();
+        assert_eq!(table.registrations, expected);
+        kept.woken.take();
+        change.is_stored();
+        assert_eq!(kept.woken.take(), 1);
+        let done: Vec<_> = waiting.iter_mut().rev().map(|(nexus, command)| kept.retry(nexus, command)).collect();
+        assert_eq!(done.iter().position(|step| *step == Step::good(24)), Some(done.len() - 1), "the oldest alone");
+        waiting.remove(0);
+    }
+}
+
+#[test]
+fn who_gives_up_its_turn_or_may_not_do_what_it_asks_for_wakes_the_next() {
+    let kept = Kept::new(&Registered::default());
+    let (a, b) = (kept.rig.nexus.clone(), kept.rig.other(2));
+    let [mut first, mut gives_up, mut wrong, mut last] = [(); 4].map(|()| Command::new());
+    assert_eq!(kept.begin(&a, &mut first, REGISTER, [0, 1], 0), Step::Wait);
+    assert_eq!(kept.begin(&b, &mut gives_up, REGISTER, [0, 2], 0), Step::Wait);
+    assert_eq!(kept.begin(&b, &mut wrong, CLEAR, [7, 0], 0), Step::Wait);
+    assert_eq!(kept.begin(&b, &mut last, REGISTER, [0, 2], 0), Step::Wait);
+    kept.shelf.take().1.is_stored();
+    assert_eq!(kept.retry(&a, &mut first), Step::good(24));
+    assert_eq!([&mut wrong, &mut last].map(|command| kept.retry(&b, command)), [Step::Wait; 2]);
+    kept.woken.take();
+    kept.rig.unit.abort(&mut gives_up);
+    assert_eq!((kept.woken.take(), kept.retry(&b, &mut last)), (1, Step::Wait));
+    let conflict = Step::refused(Status::ReservationConflict, None);
+    assert_eq!((kept.retry(&b, &mut wrong), kept.woken.take()), (conflict, 1));
+    assert_eq!(kept.retry(&b, &mut last), Step::Wait);
+    kept.shelf.take().1.is_stored();
+    assert_eq!(kept.retry(&b, &mut last), Step::good(24));
+}
+
 #[test]
 fn a_command_that_is_aborted_while_its_change_is_stored_leaves_the_way_free() {
     let kept = Kept::new(&Registered::default());

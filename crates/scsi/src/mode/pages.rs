@@ -114,12 +114,18 @@ impl Page {
         Ok(PAGES.iter().filter(wanted))
     }
 
-    /// Takes the modes from the page that begins at `at` in MODE SELECT's list, and returns where it ends.
+    /// Takes the modes from the page that begins at `at` in MODE SELECT's list, and returns where it ends. Pages are `taken`
+    /// once: a list is no work beyond what it can say.
     ///
     /// # Errors
     ///
-    /// There is no such page, it is not all there, or it would change what cannot be changed.
-    pub(super) fn take(list: &[u8], at: usize, modes: &mut Modes) -> Result<usize, Sense> {
+    /// There is no such page, it was there before, it is not all there, or it would change what cannot be changed.
+    pub(super) fn take(
+        list: &[u8],
+        at: usize,
+        modes: &mut Modes,
+        taken: &mut [bool; PAGES.len()],
+    ) -> Result<usize, Sense> {
         let too_short = Sense::illegal(Code::PARAMETER_LIST_LENGTH);
         // PS is reserved here.
         let (code, is_subpage) = (list[at] & 0x3f, list[at] & SUBPAGE_FORMAT != 0);
@@ -128,8 +134,12 @@ impl Page {
             return Err(Sense::list(at).bit(5));
         }
         let subpage = if is_subpage { *list.get(at + 1).ok_or(too_short)? } else { 0 };
-        let found = PAGES.iter().find(|page| of_code(page) && page.subpage == subpage);
-        let page = found.ok_or(Sense::list(at + 1))?;
+        let found = PAGES.iter().position(|page| of_code(&page) && page.subpage == subpage);
+        let found = found.ok_or(Sense::list(at + 1))?;
+        if std::mem::replace(&mut taken[found], true) {
+            return Err(Sense::list(at).bit(5));
+        }
+        let page = &PAGES[found];
         let (current, changeable) = (page.bytes(*modes), page.changeable());
         let header = page.header();
         let (length, end) = (if is_subpage { 2 } else { 1 }, at + current.len());

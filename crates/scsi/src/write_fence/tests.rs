@@ -18,7 +18,7 @@ fn a_lock_keeps_out_who_overlaps_and_nobody_else() {
     let fence = WriteFence::default();
     let ticket = fence.lock(10..20, Waker::noop()).unwrap();
     assert!(fence.enter(0, &(19..30), Waker::noop()).is_none());
-    assert!(fence.lock(0..11, Waker::noop()).is_none());
+    fence.release(fence.lock(0..11, Waker::noop()).unwrap_err());
     let beside = fence.enter(0, &(20..30), Waker::noop()).unwrap();
     let other = fence.lock(0..10, Waker::noop()).unwrap();
     fence.release(ticket);
@@ -41,13 +41,13 @@ fn a_lock_waits_for_those_within_and_not_for_newcomers() {
 }
 
 #[test]
-fn one_wait_follows_another_and_an_abandoned_one_holds_nobody_up() {
+fn one_wait_serves_all_who_had_a_ticket_when_it_began_and_outliving_a_lock_is_another_matter() {
     let fence = WriteFence::default();
     let within = fence.enter(0, &(0..5), Waker::noop()).unwrap();
     let (first, second) = (fence.lock(10..20, Waker::noop()).unwrap(), fence.queue());
     assert!(!fence.drained(first, Waker::noop()));
     fence.leave(within);
-    assert!(!fence.drained(second, Waker::noop()), "the first wait has not been seen to end");
+    assert!(fence.drained(second, Waker::noop()), "though the first has not been seen to end");
     assert!(!fence.outlived(second, Waker::noop()));
     fence.release(first);
     let newer = fence.lock(20..30, Waker::noop()).unwrap();
@@ -64,45 +64,70 @@ fn who_is_kept_out_by_a_lock_is_woken_when_it_goes_and_a_place_once_for_all_who_
     for _ in 0..3 {
         assert!(fence.enter(0, &(19..30), &waker_a).is_none());
     }
-    assert!(fence.lock(0..11, &waker_b).is_none());
+    let place = fence.lock(0..11, &waker_b).unwrap_err();
     fence.leave(fence.enter(1, &(20..30), &waker_b).unwrap());
     assert_eq!((a.take(), b.take()), (0, 0), "the lock is still there");
     fence.release(ticket);
     assert_eq!((a.take(), b.take()), (1, 1));
+    fence.release(fence.lock_in_turn(place, &waker_b).unwrap());
     fence.release(fence.lock(0..1, Waker::noop()).unwrap());
     assert_eq!((a.take(), b.take()), (0, 0), "nobody waits any more");
 }
 
 #[test]
-fn a_drain_is_woken_by_who_leaves_last_and_by_no_newcomer_and_the_next_one_by_its_end() {
+fn who_waits_for_those_within_is_woken_by_the_last_of_a_lane_and_by_no_newcomer_and_all_by_who_sees_that_they_have_left()
+ {
     let (fence, [(a, waker_a), (b, waker_b)]) = (WriteFence::default(), places());
     let early = [0, 1].map(|lane| fence.enter(lane, &(0..5), Waker::noop()).unwrap());
-    let (first, second) = (fence.lock(10..20, &waker_a).unwrap(), fence.queue());
-    assert!(!fence.drained(first, &waker_a) && !fence.drained(second, &waker_b));
+    let first = fence.lock(10..20, &waker_a).unwrap();
+    assert!(!fence.drained(first, &waker_a));
+    let second = fence.queue();
+    assert!(!fence.drained(second, &waker_b));
     fence.leave(fence.enter(2, &(30..40), Waker::noop()).unwrap());
     assert_eq!((a.take(), b.take()), (0, 0), "a newcomer is in nobody's way");
     let [one, other] = early;
     fence.leave(one);
-    assert!(a.take() == 1 && !fence.drained(first, &waker_a), "it was the last in its lane");
+    assert_eq!((a.take(), b.take()), (1, 1), "it was the last in its lane");
+    assert!(!fence.drained(first, &waker_a) && !fence.drained(second, &waker_b));
     fence.leave(other);
-    assert!(a.take() == 1 && b.take() == 0);
-    assert!(fence.drained(first, &waker_a));
-    assert_eq!((a.take(), b.take()), (0, 1), "it is the next one's turn");
-    assert!(fence.drained(second, &waker_b) && !fence.outlived(second, &waker_b));
+    assert_eq!((a.take(), b.take()), (1, 1));
+    assert!(fence.drained(second, &waker_b) && fence.drained(first, &waker_a));
+    assert!(!fence.outlived(second, &waker_b));
     fence.release(first);
     assert!(b.take() == 1 && fence.outlived(second, &waker_b));
     fence.leave(fence.enter(0, &(0..5), Waker::noop()).unwrap());
-    assert_eq!((a.take(), b.take()), (0, 0));
+    assert_eq!((a.take(), b.take()), (0, 0), "nobody waits any more");
+}
+
+/// One who always has two of them, and asks for the next before anybody else asks, keeps nobody waiting.
+#[test]
+fn a_wait_that_another_begins_out_of_turn_is_for_all_who_have_waited_longer() {
+    let (fence, [(a, waker_a), (_, waker_b)]) = (WriteFence::default(), places());
+    let early = fence.enter(0, &(30..40), Waker::noop()).unwrap();
+    let first = fence.lock(0..1, &waker_b).unwrap();
+    assert!(!fence.drained(first, &waker_b));
+    let (waits, next) = (fence.lock(1..2, &waker_a).unwrap(), fence.lock(2..3, &waker_b).unwrap());
+    assert!(!fence.drained(waits, &waker_a) && !fence.drained(next, &waker_b));
+    let within = fence.enter(0, &(30..40), Waker::noop()).unwrap();
+    fence.leave(early);
+    assert!(fence.drained(first, &waker_b) && !fence.drained(next, &waker_b));
+    let newcomer = fence.enter(0, &(30..40), Waker::noop()).unwrap();
+    fence.leave(within);
+    assert!(fence.drained(next, &waker_b));
+    assert!(a.take() > 0 && fence.drained(waits, &waker_a), "the newcomer came after it");
+    fence.leave(newcomer);
 }
 
 #[test]
-fn a_drain_that_is_given_up_wakes_the_next_and_is_not_woken_any_more() {
+fn a_wait_that_is_given_up_wakes_the_others_who_go_on_with_it_and_is_not_woken_any_more() {
     let (fence, [(a, waker_a), (b, waker_b)]) = (WriteFence::default(), places());
     let within = fence.enter(0, &(0..5), Waker::noop()).unwrap();
-    let (first, second) = (fence.lock(10..20, &waker_a).unwrap(), fence.lock(20..30, &waker_b).unwrap());
-    assert!(!fence.drained(first, &waker_a) && !fence.drained(second, &waker_b));
+    let first = fence.lock(10..20, &waker_a).unwrap();
+    assert!(!fence.drained(first, &waker_a));
+    let second = fence.lock(20..30, &waker_b).unwrap();
+    assert!(!fence.drained(second, &waker_b));
     fence.release(first);
-    assert!(b.take() == 1 && !fence.drained(second, &waker_b));
+    assert!(a.take() == 1 && b.take() == 1 && !fence.drained(second, &waker_b));
     fence.leave(within);
     assert_eq!((a.take(), b.take()), (0, 1));
     assert!(fence.drained(second, &waker_b));
@@ -114,16 +139,39 @@ fn there_is_an_end_to_locks_and_to_wakers() {
     let (fence, [(a, waker_a), _]) = (WriteFence::default(), places());
     let lock = |at: usize| fence.lock(at as u64..at as u64 + 1, &waker_a);
     let tickets: Vec<_> = (0..LOCKS).map(|at| lock(at).unwrap()).collect();
-    assert!(lock(LOCKS).is_none() && a.take() == 0);
+    let place = lock(LOCKS).unwrap_err();
+    assert_eq!(a.take(), 0);
     for _ in 0..3 * WAKERS {
         let elsewhere = Waker::from(Arc::<Woken>::default());
         assert!(fence.enter(0, &(0..1), &elsewhere).is_none());
         assert!(fence.book().waiting.len() <= WAKERS);
     }
     assert_eq!(a.take(), 1, "it has been told to leave its waker anew");
-    assert!(lock(LOCKS).is_none());
+    assert!(fence.lock_in_turn(place, &waker_a).is_none());
     fence.release(tickets[7]);
-    assert!(a.take() == 1 && lock(LOCKS).is_some());
+    assert!(a.take() == 1 && lock(LOCKS + 1).is_err(), "whoever has come later");
+    assert!(fence.lock_in_turn(place, &waker_a).is_some());
+}
+
+#[test]
+fn who_waits_for_a_lock_has_it_before_whoever_wants_some_of_it_later_and_keeps_out_nobody_else() {
+    let (fence, [(a, waker_a), _]) = (WriteFence::default(), places());
+    let first = fence.lock(0..10, Waker::noop()).unwrap();
+    let waits = fence.lock(5..15, Waker::noop()).unwrap_err();
+    let later = [0..5, 10..20].map(|range| fence.lock(range, &waker_a).unwrap_err());
+    fence.release(fence.lock(20..30, Waker::noop()).unwrap());
+    fence.leave(fence.enter(0, &(10..20), Waker::noop()).unwrap());
+    fence.release(first);
+    let before = fence.lock_in_turn(later[0], &waker_a).unwrap();
+    assert!(fence.lock_in_turn(later[1], &waker_a).is_none());
+    fence.release(fence.lock_in_turn(waits, Waker::noop()).unwrap());
+    assert!(a.take() > 0 && fence.lock_in_turn(later[1], &waker_a).is_some());
+    let [gives_up, goes_on] = [0..3, 2..10].map(|range| fence.lock(range, &waker_a).unwrap_err());
+    fence.release(before);
+    assert!(fence.lock_in_turn(goes_on, &waker_a).is_none());
+    a.take();
+    fence.release(gives_up);
+    assert!(a.take() == 1 && fence.lock_in_turn(goes_on, &waker_a).is_some());
 }
 
 /// Threads that sleep until they are woken: one that is forgotten ends the test.
@@ -152,10 +200,15 @@ fn nobody_who_waits_is_forgotten_whoever_leaves_meanwhile() {
                 let waker = waker_of_this_thread();
                 for round in 0..ROUNDS {
                     // Two that overlap, so that they wait for each other, too.
+                    let mut locked = fence.lock(at..at + 2, &waker);
                     let ticket = loop {
-                        match fence.lock(at..at + 2, &waker) {
-                            Some(ticket) => break ticket,
-                            None => await_wake(),
+                        match locked {
+                            Ok(ticket) => break ticket,
+                            Err(place) if round % 32 == 1 => break place,
+                            Err(place) => {
+                                await_wake();
+                                locked = fence.lock_in_turn(place, &waker).ok_or(place);
+                            }
                         }
                     };
                     while !fence.drained(ticket, &waker) {
@@ -169,8 +222,7 @@ fn nobody_who_waits_is_forgotten_whoever_leaves_meanwhile() {
             });
         }
     });
-    let book = fence.book();
-    assert!(book.locks.is_empty() && book.draining.is_none());
+    assert!(fence.book().locks.is_empty());
 }
 
 #[test]
@@ -192,7 +244,7 @@ fn nothing_changes_a_locked_range_between_its_holder_s_read_and_write() {
         }
         scope.spawn(move || {
             for _ in 0..500 {
-                let Some(ticket) = fence.lock(0..1, Waker::noop()) else { continue };
+                let ticket = fence.lock(0..1, Waker::noop()).unwrap();
                 while !fence.drained(ticket, Waker::noop()) {
                     thread::yield_now();
                 }

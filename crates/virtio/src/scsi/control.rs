@@ -47,6 +47,8 @@ enum Then {
     Answer,
     ResetUnit(Arc<Lun>),
     ResetNexus(Vec<Arc<Lun>>),
+    /// There is no such unit, which is the response unless one was taken away that still had commands.
+    SayGone(u32),
 }
 
 /// What a request on the control queue leads to.
@@ -77,26 +79,26 @@ impl ControlQueue {
             return Outcome::Respond(VIRTIO_SCSI_S_BAD_TARGET);
         };
         let (_, table) = self.scsi.snapshot();
-        let target = table.of_target(address.target);
-        if target.is_empty() {
-            return Outcome::Respond(VIRTIO_SCSI_S_BAD_TARGET);
-        }
-        // It is about the whole target, and need not name one of its units.
-        if function == VIRTIO_SCSI_T_TMF_I_T_NEXUS_RESET {
-            let units = target.to_vec();
-            return Outcome::Ask(About::Target(address.target), Some(Abort::Reset), Then::ResetNexus(units));
-        }
-        let Some(lun) = table.find(address) else { return Outcome::Respond(VIRTIO_SCSI_S_INCORRECT_LUN) };
+        let (target, lun) = (table.of_target(address.target), table.find(address));
+        let gone = if target.is_empty() { VIRTIO_SCSI_S_BAD_TARGET } else { VIRTIO_SCSI_S_INCORRECT_LUN };
         let (one, all) = (About::Task(address, tag), About::Unit(address));
+        let then = if lun.is_some() { Then::Complete } else { Then::SayGone(gone) };
         match function {
-            VIRTIO_SCSI_T_TMF_ABORT_TASK => Outcome::Ask(one, Some(Abort::Task), Then::Complete),
+            // It is about the whole target, and need not name one of its units.
+            VIRTIO_SCSI_T_TMF_I_T_NEXUS_RESET => {
+                let then = if target.is_empty() { then } else { Then::ResetNexus(target.to_vec()) };
+                Outcome::Ask(About::Target(address.target), Some(Abort::Reset), then)
+            }
+            VIRTIO_SCSI_T_TMF_ABORT_TASK => Outcome::Ask(one, Some(Abort::Task), then),
             // Each nexus has a task set of its own, as the control mode page says.
             VIRTIO_SCSI_T_TMF_ABORT_TASK_SET | VIRTIO_SCSI_T_TMF_CLEAR_TASK_SET => {
-                Outcome::Ask(all, Some(Abort::Task), Then::Complete)
+                Outcome::Ask(all, Some(Abort::Task), then)
             }
             VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET => {
-                Outcome::Ask(all, Some(Abort::Reset), Then::ResetUnit(Arc::clone(lun)))
+                let then = lun.map_or(then, |lun| Then::ResetUnit(Arc::clone(lun)));
+                Outcome::Ask(all, Some(Abort::Reset), then)
             }
+            _ if lun.is_none() => Outcome::Respond(gone),
             VIRTIO_SCSI_T_TMF_QUERY_TASK => Outcome::Ask(one, None, Then::Answer),
             VIRTIO_SCSI_T_TMF_QUERY_TASK_SET => Outcome::Ask(all, None, Then::Answer),
             // CLEAR ACA among them: no unit has auto contingent allegiance.
@@ -115,10 +117,11 @@ impl ControlQueue {
         let Waiting { response, then } = self.waiting.remove(&head)?;
         let told = match then {
             Then::Answer if ending == Ending::Found => VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
+            Then::SayGone(gone) if ending == Ending::FoundNothing => gone,
             _ => FUNCTION_COMPLETE,
         };
         match then {
-            Then::Complete | Then::Answer => {}
+            Then::Complete | Then::Answer | Then::SayGone(_) => {}
             Then::ResetUnit(lun) => lun.unit.reset(),
             Then::ResetNexus(luns) => luns.iter().for_each(|lun| lun.unit.reset_nexus(lun.nexus.id())),
         }

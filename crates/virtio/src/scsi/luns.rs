@@ -1,5 +1,6 @@
 //! The logical units of a device, and what one queue sees of them.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -128,19 +129,25 @@ impl View {
                 *place = None;
             }
         }
+        let places = self.seen.iter().enumerate().filter_map(|(at, seen)| Some((at, seen.as_ref()?)));
+        let there = places.filter(|(_, seen)| seen.there).map(|(at, seen)| (seen.lun.address, at));
+        // There may be thousands, and this is in the middle of a turn: nothing is looked for in all of them.
+        let known: BTreeMap<_, _> = there.collect();
+        let mut vacant = 0;
+        self.found.clear();
         for lun in self.table.all() {
-            if self.seen.iter().flatten().any(|seen| Arc::ptr_eq(&seen.lun, lun)) {
-                continue;
-            }
-            let new = Some(Seen { lun: Arc::clone(lun), in_flight: 0, there: true });
-            match self.seen.iter().position(Option::is_none) {
-                Some(vacant) => self.seen[vacant] = new,
-                None => self.seen.push(new),
-            }
+            let at = known.get(&lun.address).copied().unwrap_or_else(|| {
+                while matches!(self.seen.get(vacant), Some(Some(_))) {
+                    vacant += 1;
+                }
+                if vacant == self.seen.len() {
+                    self.seen.push(None);
+                }
+                self.seen[vacant] = Some(Seen { lun: Arc::clone(lun), in_flight: 0, there: true });
+                vacant
+            });
+            self.found.push((lun.address, at));
         }
-        let there = self.seen.iter().enumerate().filter_map(|(at, seen)| Some((at, seen.as_ref()?)));
-        self.found = there.filter(|(_, seen)| seen.there).map(|(at, seen)| (seen.lun.address, at)).collect();
-        self.found.sort_unstable();
         self.last = None;
     }
 

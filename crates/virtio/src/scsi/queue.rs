@@ -503,7 +503,7 @@ impl RequestModel for ScsiQueue {
             return Next::Complete(self.respond(memory, head, VIRTIO_SCSI_S_OK, Done { moved, ..NOT_DONE }));
         }
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
-        let step = lun.unit.step(&mut slot.command, result, &given);
+        let step = lun.unit.step(&mut slot.command, result, &given, &lun.nexus, &self.waker);
         self.give_scratch_back(head);
         self.proceed(memory, token, unit, step)
     }

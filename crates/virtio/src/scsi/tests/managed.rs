@@ -331,6 +331,30 @@ fn a_unit_that_is_taken_away_meanwhile_keeps_no_function_from_its_end() {
     assert!(matches!(control.resumed(), Next::Complete(_)));
 }
 
+/// The driver may reuse their memory when it has been answered.
+#[test]
+fn a_function_for_a_unit_that_was_taken_away_ends_when_the_commands_that_the_unit_still_had_have_left() {
+    for function in [ABORT_TASK, ABORT_TASK_SET, CLEAR_TASK_SET, UNIT_RESET, NEXUS_RESET] {
+        let beside = LunAddress { lun: 5, ..FAR };
+        for (added, gone) in [(None, BAD_TARGET), (Some(beside), INCORRECT_LUN)] {
+            let scsi = device();
+            added.into_iter().for_each(|beside| scsi.add(scsi.prepare(beside, unit()).unwrap()).unwrap());
+            let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+            let (_, request) = line.submitted(FAR, 77, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+            scsi.remove(FAR).unwrap();
+            assert!(matches!(tmf(&mut control, function, FAR, 77), Next::Wait), "{function}");
+            assert!(line.resume().is_empty() && control.resume().is_empty(), "{function}");
+            line.ended(request, Ok(()));
+            assert!(matches!(control.resumed(), Next::Complete(_)));
+            assert_eq!(control.guest.read::<1>(RESPONSE)[0], OK, "{function}: it has ended them");
+            let is_there = function == NEXUS_RESET && added.is_some();
+            let told = done(&mut control, &mut [&mut line], function, FAR, 77);
+            assert_eq!(told, if is_there { OK } else { gone }, "{function}");
+            assert_eq!(done(&mut control, &mut [&mut line], QUERY_TASK, FAR, 77), gone);
+        }
+    }
+}
+
 #[test]
 fn a_driver_has_so_many_functions_under_way_and_others_stay_in_the_ring() {
     let scsi = device();
