@@ -28,7 +28,7 @@ const COMPLETIONS: u32 = 4096;
 /// What the loop and the disks' engine submit.
 const OPERATIONS: [u8; 9] = [
     opcode::PollAdd::CODE,
-    opcode::PollRemove::CODE,
+    opcode::AsyncCancel::CODE,
     opcode::Read::CODE,
     opcode::Readv::CODE,
     opcode::ReadFixed::CODE,
@@ -42,8 +42,9 @@ const OPERATIONS: [u8; 9] = [
 const OWNER: u64 = 0xff << 56;
 const POLL: u64 = 1 << 56;
 const NOBODY: u64 = 2 << 56;
-/// How often the removal of a poll is tried that fires whenever it is: its peer may signal the descriptor without end.
-const REMOVAL_TRIES: u32 = 64;
+/// How often the kernel is asked for the end of a poll at most. It takes 20 notes in between (`IO_LOCAL_TW_DEFAULT_MAX`), or all,
+/// and each poll and each request has one at a time: this is for more of them than there can be.
+const REMOVAL_TRIES: u32 = 1 << 15;
 
 /// Why a ring could not be had.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -130,7 +131,7 @@ pub struct Ring {
     no_iowait: bool,
     ops: VecDeque<OpDone>,
     polls: VecDeque<PollDone>,
-    /// What the last removal of a poll came to, when that is known.
+    /// What the last cancellation of a poll came to, when that is known.
     removed: Option<i32>,
     taskrun: Taskrun,
     enters: u64,
@@ -204,18 +205,21 @@ impl Ring {
     /// Ends the poll that was added with `data`; the kernel has let go of the descriptor when this returns.
     ///
     /// Otherwise it would let go of it later, on this thread, and if its owner has closed it by then close it: that takes as
-    /// long as a peer likes. With DEFER_TASKRUN a poll's end is a note to this task, as is that it has fired; and one that has
-    /// fired cannot be ended before that note is taken.
+    /// long as a peer likes. With DEFER_TASKRUN a poll's end is a note to this task, as is that it has fired; it lies behind
+    /// those of all others. So the poll is cancelled until there is none.
+    ///
+    /// Cancelled, and not removed (`POLL_REMOVE`): a poll whose note lies there cannot be removed, and there is always one
+    /// while a peer signals without end. One that is cancelled fires no more, whatever it does.
     pub(crate) fn poll_remove(&mut self, data: u64) {
         for _ in 0..REMOVAL_TRIES {
-            let entry = opcode::PollRemove::new(POLL | (data & !OWNER)).build().user_data(NOBODY);
+            let entry = opcode::AsyncCancel::new(POLL | (data & !OWNER)).build().user_data(NOBODY);
             self.removed = None;
             // SAFETY: refers to no memory.
             unsafe { self.push_raw(entry) }
             let _ = self.flush();
             self.take_notes();
             self.sort();
-            if self.removed.is_some_and(|result| result != -libc::EALREADY) {
+            if self.removed == Some(-libc::ENOENT) {
                 return;
             }
         }
@@ -413,7 +417,7 @@ fn explain(e: io::Error) -> RingError {
 #[cfg(test)]
 mod tests {
     use std::os::fd::{AsFd, OwnedFd};
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicBool, AtomicU32};
     use std::thread;
 
     use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -671,6 +675,46 @@ mod tests {
             theirs.set_nonblocking(true).unwrap();
             let read = theirs.read(&mut [0]).map_err(|e| e.kind());
             assert!(matches!(read, Ok(0) | Err(ErrorKind::ConnectionReset)), "fired: {has_fired}: {read:?}");
+        }
+    }
+
+    /// Whether the removal of a poll that has fired ends it.
+    fn ends(ring: &mut Ring, data: u64) -> bool {
+        ring.poll_remove(data);
+        let mut polls = std::iter::from_fn(|| ring.next_poll());
+        polls.any(|poll| poll.data == data && !poll.more)
+    }
+
+    #[test]
+    fn a_poll_whose_peer_signals_without_end_has_ended_when_it_has_been_removed() {
+        const ROUNDS: usize = 10_000;
+        let (mut ring, event, is_over) = (Ring::new().unwrap(), new_event(), AtomicBool::new(false));
+        let ended = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    write(&event);
+                }
+            });
+            let rounds = (0..ROUNDS).filter(|_| {
+                ring.poll_add(event.as_raw_fd(), 7);
+                let _ = ring.flush();
+                ends(&mut ring, 7)
+            });
+            let ended = rounds.count();
+            is_over.store(true, Ordering::Relaxed);
+            ended
+        });
+        assert_eq!(ended, ROUNDS);
+    }
+
+    #[test]
+    fn a_poll_that_has_fired_behind_thousands_of_others_has_ended_when_it_has_been_removed() {
+        let (mut ring, event) = (Ring::new().unwrap(), new_event());
+        (0..3_000).for_each(|data| ring.poll_add(event.as_raw_fd(), data));
+        ring.flush().unwrap();
+        for data in [2_999, 0, 1_500] {
+            write(&event);
+            assert!(ends(&mut ring, data), "{data}");
         }
     }
 }

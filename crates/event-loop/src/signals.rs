@@ -4,7 +4,8 @@
 //! description, which the peer shares: it can clear the flag and fill the counter at any moment, also between a check and
 //! the `write` behind it. So the loop does not write to them. A request that completes at once (a read of no bytes) goes to the kernel
 //! with the descriptor as the one that its completion is counted on (`IOCB_FLAG_RESFD`, io_submit(2)): the kernel's
-//! `eventfd_signal` adds to the counter if there is room, wakes who waits, and returns in either case.
+//! `eventfd_signal` adds to the counter if there is room, wakes who waits, and returns in either case. That takes the longer the
+//! more there are who wait, of which a peer may have as many as it likes: SECURITY.md says what comes of that.
 //!
 //! One `io_submit` signals all descriptors of a turn. Alone it takes some 150 ns longer than a `write`, and in a batch of
 //! eight 80 ns longer for each (2 x AMD EPYC, Linux 6.18, November 2026, a loop of a million calls of either kind).

@@ -411,8 +411,14 @@ impl QueueWorker {
     fn pop_while(&mut self, engines: &mut EngineSet, clock: impl Fn() -> Nanos, wants: impl Fn(&Self) -> bool) {
         let (mut bytes, mut steps) = (0, 0);
         // Bounded, because a driver can make chains available as fast as they are popped. The next turn finds what is left:
-        // the queue is polled before the loop waits.
-        while bytes < TURN_BYTES && steps < TURN_STEPS && self.takes_chains() && wants(self) {
+        // the queue is polled before the loop waits. Where memory is gone each chain takes a fault or more, and so the first is
+        // the last; to look for that is a few loads.
+        while bytes < TURN_BYTES
+            && steps < TURN_STEPS
+            && self.takes_chains()
+            && wants(self)
+            && !self.queue.is_truncated()
+        {
             match self.queue.pop(&mut self.chain) {
                 Ok(true) => {}
                 Ok(false) => return,

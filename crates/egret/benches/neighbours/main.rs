@@ -11,14 +11,17 @@ mod disk;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Parser;
 use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{self, Job, LoadError, Span, Spec, Tally, Waiting};
 use egret_loadgen::machine::{self, Cores};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use disk::Disk;
 use support::attacker::{Ask, Attacker, DATA, Device, SIZE, Share, Signals, Variant, stuff};
@@ -130,6 +133,21 @@ fn endless(scene: &Scene<'_>, attacker: Option<Attacker>) -> Option<Attacker> {
     scene.wait(attacker)
 }
 
+/// Has an eventfd in 100 epoll sets 100 times each: whoever signals it tells each of them.
+fn have_many_wait(eventfd: &OwnedFd) {
+    static WAITING: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+    let copies: Vec<_> = (0..100).map(|_| eventfd.try_clone().expect("a descriptor")).collect();
+    let set = || {
+        let set = epoll::create(CreateFlags::CLOEXEC).expect("a descriptor");
+        for copy in &copies {
+            epoll::add(&set, copy, EventData::new_u64(0), EventFlags::IN | EventFlags::ET).expect("our own eventfd");
+        }
+        set
+    };
+    let sets: Vec<_> = (0..100).map(|_| set()).collect();
+    *WAITING.lock().unwrap_or_else(PoisonError::into_inner) = [copies, sets].into_iter().flatten().collect();
+}
+
 const SCSI: Variant = Variant { device: Device::Scsi, packed: false };
 const PACKED: Variant = Variant { device: Device::Blk, packed: true };
 const DIRECT: &str = "aio=io_uring,cache.direct=on";
@@ -233,6 +251,20 @@ const ATTACKS: &[Attack] = &[
         round: |scene, attacker| {
             let attacker = attacker.unwrap_or_else(|| scene.attacker());
             stuff(&attacker.signals.call);
+            scene.ask(Some(attacker), 64, Ask::Read { at: 0 }, 1, 4 * KIB)
+        },
+    },
+    Attack {
+        name: "a call descriptor that 10,000 wait for",
+        variant: Variant::PLAIN,
+        disk: AttackedDisk::Image(MIB, DIRECT),
+        neighbour: DIRECT,
+        round: |scene, attacker| {
+            let attacker = attacker.unwrap_or_else(|| {
+                let attacker = scene.attacker();
+                have_many_wait(&attacker.signals.call);
+                attacker
+            });
             scene.ask(Some(attacker), 64, Ask::Read { at: 0 }, 1, 4 * KIB)
         },
     },

@@ -1,7 +1,8 @@
 //! Memory whose file is truncated after it was shared.
 
-use crate::scene::{MIB, Scene, Victim, variants};
-use crate::support::attacker::{Ask, Attacker, DATA, Device, Variant};
+use crate::scene::{DIRECT, MIB, Scene, Victim, variants};
+use crate::support::attacker::{Ask, Attacker, DATA, Device, MEMORY_NAME, SIZE, Variant};
+use crate::support::server::Program;
 
 const PAGE: u64 = 4096;
 /// Chains, and pieces of each. Every second page of so many faults one by one would be more mappings than a process may
@@ -52,6 +53,30 @@ fn memory_that_is_truncated_under_a_comparison_costs_its_owner_the_queue() {
         let mut scene = Scene::open(variant, &Victim::Image(MIB, "aio=threads"));
         let verify = Ask::Verify { at: 0, len: 512 * PIECES, against_data: true };
         scene.survives("VERIFY against memory that is gone", |scene| tear(scene.attacker(LEN), verify));
+        scene.close();
+    }
+}
+
+#[test]
+fn headers_in_pages_that_are_gone_cost_their_owner_the_queue_and_have_nobody_replace_all_of_its_memory() {
+    if !Program::under_test().is_egret() {
+        return;
+    }
+    for variant in variants() {
+        let mut scene = Scene::open(variant, &DIRECT);
+        scene.survives("headers in pages that are gone", |scene| {
+            let mut attacker = scene.attacker(64 * MIB);
+            let mapped = || scene.server.maps().iter().filter(|line| line.contains(MEMORY_NAME)).count();
+            let before = mapped();
+            let gone = 32 * MIB;
+            attacker.data[0].file.set_len(gone).expect("our own memory");
+            for page in 0..u64::from(SIZE) {
+                attacker.chain(&[(DATA + gone + PAGE * page, 64, false), (DATA, 512, true)]);
+            }
+            attacker.publish();
+            attacker.await_end();
+            assert!(mapped() >= before, "what is left of it stays");
+        });
         scene.close();
     }
 }

@@ -190,6 +190,22 @@ fn a_queue_whose_memory_is_taken_away_is_broken_once() {
     }
 }
 
+#[test]
+fn a_turn_takes_no_chain_in_behind_one_whose_memory_is_gone() {
+    for packed in [false, true] {
+        let mut guest = Guest::new(packed, Vec::new());
+        let mut engines = EngineSet::new(EngineOptions::default());
+        guest.ask(GET_ID, 3, 21);
+        guest.file.set_len(ANSWERS).unwrap();
+        guest.worker.take_in(&mut engines, || Nanos::ZERO);
+        guest.worker.notify(&mut Signals::new().unwrap());
+        let answered = std::iter::from_fn(|| guest.driver.reap().unwrap()).count();
+        assert_eq!(answered, 1, "packed: {packed}");
+        guest.worker.take_in(&mut engines, || Nanos::ZERO);
+        assert!(guest.worker.phase == Phase::Broken && guest.worker.is_drained());
+    }
+}
+
 /// What GET_ID asks for is answered when it is popped, so that by phase it takes no time. Reads of a null disk end in the turn
 /// in which they begin.
 #[test]

@@ -2,13 +2,16 @@
 //!
 //! The file behind a region belongs to the peer as much as to us. A peer that truncates it makes our next access raise
 //! SIGBUS, whose default is to end the process and with it every other guest's disk. So a handler, installed with the
-//! first region, looks the address up in a table of regions. Inside one, it marks the region as truncated, puts an anonymous
-//! mapping in the place of all of it, and returns: the access goes through and reads zeroes. The worker sees the mark and
-//! breaks the queue. A fault that is nobody's restores whatever was installed before, and happens again.
+//! first region, looks the address up in a table of regions. Inside one, it marks the region as truncated, puts anonymous
+//! memory in the place of what is not there, and returns: the access goes through and reads zeroes. The worker sees the mark
+//! and breaks the queue. A fault that is nobody's restores whatever was installed before, and happens again.
 //!
-//! All of the region, and not the page alone: a page of its own splits the mapping, and a peer that has us touch every
-//! other page would soon have used up the mappings that a process may have (`vm.max_map_count`). The next fault could
-//! then not be mended by anybody.
+//! A page alone takes 10 µs. All of the region takes 50 ms for each GiB that has been touched, in which all others that are
+//! served by the thread would wait. But each page of its own splits the mapping, and a peer that has us touch every other page
+//! would soon have used up the mappings that a process may have (`vm.max_map_count`): the next fault could then not be mended by
+//! anybody. So a region has a page replaced for each MiB that it has, and no more than [`MOST_PAGES`], and then it is replaced as
+//! a whole, in one mapping. An I/O thread looks for the mark before each chain, and a chain has 1026 pieces at most: one alone does
+//! not reach that in a region that is larger than a GiB.
 //!
 //! The handler may interrupt anything, so it takes no lock and allocates nothing: the table is static and its slots are
 //! read as a sequence lock is. A kernel access (the disk reading into the memory) raises no signal; it fails with
@@ -44,6 +47,8 @@ struct Slot {
     len: AtomicUsize,
     page: AtomicUsize,
     truncated: AtomicBool,
+    /// For how many faults a page was to be replaced by itself.
+    faults: AtomicUsize,
 }
 
 impl Slot {
@@ -54,6 +59,7 @@ impl Slot {
             len: AtomicUsize::new(0),
             page: AtomicUsize::new(0),
             truncated: AtomicBool::new(false),
+            faults: AtomicUsize::new(0),
         }
     }
 
@@ -66,6 +72,7 @@ impl Slot {
         self.len.store(len, Ordering::Relaxed);
         self.page.store(page, Ordering::Relaxed);
         self.truncated.store(false, Ordering::Relaxed);
+        self.faults.store(0, Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
     }
 
@@ -84,7 +91,23 @@ impl Slot {
         }
         addr.checked_sub(start).is_some_and(|offset| offset < len).then_some(Range { start, len, page })
     }
+
+    /// Whether one more page of the range may be replaced by itself.
+    fn may_be_split(&self, len: usize) -> bool {
+        let most = (len / BYTES_FOR_A_PAGE).min(MOST_PAGES);
+        self.faults
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |faults| (faults < most).then_some(faults + 1))
+            .is_ok()
+            && SPLITS.fetch_add(1, Ordering::Relaxed) < MOST_SPLITS
+    }
 }
+
+/// A region may have one page replaced by itself for so much of it: to replace all of that takes as long as some faults.
+const BYTES_FOR_A_PAGE: usize = 1 << 20;
+/// More than the pieces of a chain, and the pages of rings and tables that are read for it.
+const MOST_PAGES: usize = 2048;
+/// Such pages of all regions. Each is two mappings more; a quarter of what Linux lets a process have by default is for that.
+const MOST_SPLITS: usize = 8192;
 
 /// As many as Linux lets a process have mappings, by default. Pages of the table that were never used cost nothing.
 const LIMIT: usize = 1 << 16;
@@ -92,7 +115,9 @@ const LIMIT: usize = 1 << 16;
 static SLOTS: [Slot; LIMIT] = [const { Slot::free() }; LIMIT];
 /// Slots at and above this have never been used: what the handler need not look at.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// How often a region was truncated.
+/// How many pages were to be replaced by themselves, in regions that are watched.
+static SPLITS: AtomicUsize = AtomicUsize::new(0);
+/// How often memory was found to be gone.
 static TRUNCATIONS: AtomicUsize = AtomicUsize::new(0);
 /// The slots below [`USED`] that are free. Held by whoever changes a slot; never by the handler.
 static WRITERS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
@@ -103,7 +128,7 @@ fn writers() -> MutexGuard<'static, Vec<usize>> {
     WRITERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How often a region of the process was truncated: as long as that is what it was, nothing has been truncated since.
+/// How often memory of a region was found to be gone: as long as that is what it was, none has been since.
 #[inline]
 pub(super) fn truncations() -> usize {
     TRUNCATIONS.load(Ordering::Relaxed)
@@ -136,7 +161,7 @@ impl Watch {
         Ok(Some(Self { at }))
     }
 
-    /// Whether the range was replaced.
+    /// Whether any of the range was replaced.
     pub(super) fn is_truncated(&self) -> bool {
         SLOTS[self.at].truncated.load(Ordering::Relaxed)
     }
@@ -145,6 +170,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let mut free = writers();
+        SPLITS.fetch_sub(SLOTS[self.at].faults.load(Ordering::Relaxed), Ordering::Relaxed);
         SLOTS[self.at].set(Range { start: 0, len: 0, page: 0 });
         free.push(self.at);
     }
@@ -199,7 +225,7 @@ extern "C" fn on_fault(_signal: libc::c_int, info: *mut libc::siginfo_t, _contex
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Puts empty memory where the region of `addr` is, if it is in a watched one; says whether it did.
+/// Puts empty memory where `addr` is, if it is in a watched range; says whether it did.
 fn mend(addr: usize) -> bool {
     let used = USED.load(Ordering::Acquire).min(LIMIT);
     let found = SLOTS[..used].iter().find_map(|slot| Some((slot, slot.range_with(addr)?)));
@@ -208,9 +234,10 @@ fn mend(addr: usize) -> bool {
     // when it looks afterwards.
     slot.truncated.store(true, Ordering::Relaxed);
     TRUNCATIONS.fetch_add(1, Ordering::Release);
+    let replace_page = || replace(range.page_with(addr), range.page);
     // A system that grants memory strictly (`vm.overcommit_memory=2`) counts the whole range, and may refuse it. The page
     // then does for now.
-    replace(range.start, range.len) || replace(range.page_with(addr), range.page)
+    slot.may_be_split(range.len) && replace_page() || replace(range.start, range.len) || replace_page()
 }
 
 /// Puts empty memory in the place of a part of a watched range; says whether it did.

@@ -517,6 +517,54 @@ fn memory_that_is_gone_stays_one_mapping_however_much_of_it_is_touched() {
     assert_eq!(mappings_at(addresses), 1);
 }
 
+/// A region of so many MiB, its file, and where it is mapped.
+fn large(mib: u64) -> (Arc<GuestMemory>, fs::File, std::ops::Range<usize>) {
+    let region = Region::anonymous(0, mib << 20).unwrap();
+    let file = region.file.try_clone().unwrap();
+    let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
+    let base = memory.slice(0, 1).unwrap().base() as usize;
+    (memory, file, base..base + (mib << 20) as usize)
+}
+
+#[test]
+fn a_page_that_is_gone_leaves_the_others_as_they_were_until_there_is_one_for_each_mebibyte() {
+    let (memory, file, addresses) = large(8);
+    assert!(memory.write(0, &[7; 8]));
+    rustix::fs::ftruncate(&file, PAGE).unwrap();
+    for gone in 1..=8 {
+        assert_eq!(read(&memory, 2 * gone * PAGE), Some([0]));
+        assert!(memory.is_truncated());
+        assert_eq!(read(&memory, 0), Some([7; 8]));
+        // A page is between each two, and after the last.
+        assert_eq!(mappings_at(addresses.clone()), 1 + 2 * gone as usize);
+    }
+    assert_eq!(read(&memory, 2 * 9 * PAGE), Some([0]));
+    assert_eq!(read(&memory, 0), Some([0]), "now all of it is gone");
+    assert_eq!(mappings_at(addresses), 1);
+}
+
+#[test]
+fn pages_of_their_own_are_so_many_in_all_regions_together() {
+    assert!(in_a_process_of_its_own("child_whose_regions_are_gone").contains("exit status: 0"));
+}
+
+#[test]
+#[ignore = "nobody else in its process may have memory taken away; run by another test"]
+fn child_whose_regions_are_gone() {
+    let is_split = |pages: u64| {
+        let (memory, file, addresses) = large(2048);
+        rustix::fs::ftruncate(&file, 0).unwrap();
+        (0..pages).for_each(|page| assert_eq!(read(&memory, 2 * page * PAGE), Some([0])));
+        (mappings_at(addresses) > 1, memory)
+    };
+    for _ in 0..2 {
+        // Four have all there are, and give them back.
+        let regions = [2048; 4].map(is_split);
+        assert!(regions.iter().all(|(is_split, _)| *is_split));
+        assert!(!is_split(1).0);
+    }
+}
+
 #[test]
 fn huge_pages_that_are_gone_are_replaced_like_others() {
     use rustix::fs::{MemfdFlags, memfd_create};
