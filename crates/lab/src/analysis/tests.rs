@@ -165,6 +165,21 @@ fn a_run_that_is_not_whole_passes_nothing_and_says_what_it_lacks() {
 }
 
 #[test]
+fn a_figure_that_the_baseline_tells_and_the_subject_does_not_passes_nothing() {
+    let without_cpu = |lacks: fn(&CellId) -> bool| {
+        let mut run = run(&[TWO, LOAD].concat(), |_, _, _| ALIKE);
+        run.cells.iter_mut().filter(|cell| lacks(&cell.id)).for_each(|cell| measured(cell).cpu = Ledger::default());
+        let analysis = Analysis::new(&run);
+        (analysis.overall(), analysis.judged[1].note.clone())
+    };
+    assert_eq!(without_cpu(|id| id.subject == "b" && id.repetition > 0), (Overall::CantTell, None));
+    assert_eq!(without_cpu(|id| id.subject == "b"), (Overall::CantTell, Some("b does not tell it".into())));
+    // Where the baseline does not, nothing is compared.
+    assert_eq!(without_cpu(|id| id.subject == "a"), (Overall::Pass, None));
+    assert_eq!(without_cpu(|_| true), (Overall::Pass, None));
+}
+
+#[test]
 fn what_a_comparison_is_called_that_fails_is_what_was_lost() {
     let words = |asks: Asks, crashes: bool| {
         let mut run = run(&format!("{TWO}{LOAD}"), |_, subject, _| if subject == "b" { WORSE } else { ALIKE });
