@@ -475,6 +475,17 @@ fn nobody_is_told_what_a_server_spends_that_is_none_of_the_commands_processes() 
     lab.await_nothing_left();
 }
 
+#[test]
+fn a_plan_of_which_nothing_can_be_measured_here_ends_with_1() {
+    let lab = Lab::new(
+        "noise-floor = false\n[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'vhost-user-blk'\ncommand = 'serve {disk} {socket}'\n[[load]]\n",
+    );
+    let output = lab.bench(&["--repetitions", "1"]).output().unwrap();
+    let said = text(&output.stdout);
+    assert!(said.contains("0 cells measured, 1 impossible here"), "{said}{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1));
+}
+
 /// Cells that take long enough to be interrupted.
 fn slow(disk: &str) -> Lab {
     Lab::new(&format!(

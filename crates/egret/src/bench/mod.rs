@@ -27,8 +27,8 @@ use progress::Bar;
 /// Measure I/O modes side by side: on this machine, with confidence.
 #[derive(Args, Clone, Debug)]
 #[command(
-    after_help = "Ends with 0 if every cell was measured, and 1 if one failed or nothing could be; with --check with 0 \
-                        if the plan passes, 1 if it fails, and 2 if nobody can tell. docs/lab.md explains plans, the \
+    after_help = "Ends with 0 if every cell that can be measured here was, and 1 if one failed or none can be; with --check \
+                        with 0 if the plan passes, 1 if it fails, and 2 if nobody can tell. docs/lab.md explains plans, the \
                         method, and how to resume a run."
 )]
 pub struct Bench {
@@ -92,8 +92,8 @@ pub struct Bench {
     import: Vec<String>,
 }
 
-/// Runs `egret bench`: 0 if every cell that can be measured here was, and 1 otherwise; with `--check` as the worst
-/// verdict says.
+/// Runs `egret bench`: 0 if every cell that can be measured here was, and 1 if one failed or none can be; with `--check` as
+/// the worst verdict says.
 pub fn run(asked: &Bench) -> Result<ExitCode> {
     let mut worst = 0;
     measure(asked, &mut |code| worst = worse(worst, code))?;
@@ -324,13 +324,17 @@ fn finish(asked: &Bench, run: &Run, directory: &Path) -> Result<u8> {
     println!("{}\n{}", summary(run, directory), analysis.verdict());
     Ok(match asked.check {
         true => analysis.overall().exit_code(),
-        false => u8::from(analysis.failed_cells() > 0),
+        false => u8::from(analysis.failed_cells() > 0 || measured_cells(run) == 0),
     })
+}
+
+fn measured_cells(run: &Run) -> usize {
+    run.cells.iter().filter(|cell| matches!(cell.outcome, Outcome::Measured(_))).count()
 }
 
 fn summary(run: &Run, directory: &Path) -> String {
     let count = |what: fn(&Outcome) -> bool| run.cells.iter().filter(|cell| what(&cell.outcome)).count();
-    let measured = count(|outcome| matches!(outcome, Outcome::Measured(_)));
+    let measured = measured_cells(run);
     let failed = count(|outcome| matches!(outcome, Outcome::Failed { .. }));
     let impossible = count(|outcome| matches!(outcome, Outcome::Impossible { .. }));
     let more = |count: usize, what: &str| if count > 0 { format!(", {count} {what}") } else { String::new() };
