@@ -180,6 +180,17 @@ fn a_figure_that_the_baseline_tells_and_the_subject_does_not_passes_nothing() {
 }
 
 #[test]
+fn a_ci_sees_that_a_run_in_which_nothing_decides_is_no_pass() {
+    let mut run = run(&[TWO, LOAD].concat(), |_, _, _| ALIKE);
+    run.cells.iter_mut().for_each(|cell| measured(cell).functional_only = true);
+    let analysis = Analysis::new(&run);
+    assert_eq!((analysis.overall(), analysis.gaps()), (Overall::CantTell, String::new()));
+    let xml = crate::compare::junit::of_run(&analysis).unwrap();
+    assert_eq!((xml.matches("<testcase").count(), xml.matches("<skipped").count()), (1, 1), "{xml}");
+    assert!(xml.contains("no comparison decides anything; 2 more decide nothing"), "{xml}");
+}
+
+#[test]
 fn what_a_comparison_is_called_that_fails_is_what_was_lost() {
     let words = |asks: Asks, crashes: bool| {
         let mut run = run(&format!("{TWO}{LOAD}"), |_, subject, _| if subject == "b" { WORSE } else { ALIKE });
