@@ -104,12 +104,12 @@ impl Job {
     pub fn new(spec: &Spec, number: u16, disks: Vec<(Info, Queue)>) -> Result<Self, LoadError> {
         let seed = |lane: u64| mix(spec.randseed ^ u64::from(number) << 32 ^ lane);
         let mut lanes = Vec::with_capacity(disks.len());
-        for (index, (info, queue)) in (1..).zip(disks) {
+        for (disk, (info, queue)) in (0..).zip(disks) {
             spec.check(&info)?;
             if queue.longest() < spec.bs || queue.depth() < spec.iodepth {
                 return Err(SpecError::Zero("the queue's depth and length for this load").into());
             }
-            lanes.push(Lane::new(queue, spec, spec.part(number, &info)?, seed(index)));
+            lanes.push(Lane::new(queue, spec, spec.part(number, &info)?, disk, seed(disk + 1)));
         }
         let cores = &spec.cpus_allowed;
         Ok(Self {
