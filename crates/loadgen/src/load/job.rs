@@ -198,7 +198,7 @@ impl Job {
     fn pass_edge(&mut self, run: &mut Run, now: u64, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) {
         if run.phase == Phase::Ramping {
             edge(Edge::Begin);
-            // The callback took time, which must not count as the server's latency.
+            // The callback took time, which must not count as the server's.
             let now = run.now();
             run.phase = Phase::Measuring;
             run.kicks_before = self.kicks();
@@ -245,7 +245,11 @@ impl Job {
                     run.phase != Phase::Ramping && flight.intended >= run.begin && flight.intended < run.end
                 };
                 if counts {
-                    tally.record(&flight, now, lane.bs());
+                    tally.count(&flight, lane.bs());
+                    // What was in flight at the edge may have been done while nobody looked, for as long as the callback took.
+                    if flight.intended >= run.begin {
+                        tally.record(&flight, now);
+                    }
                 }
                 if closed && run.phase != Phase::Draining {
                     lane.issue(slot, now, now, now);
