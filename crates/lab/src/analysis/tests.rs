@@ -211,7 +211,8 @@ fn aims(run: &Run) -> Vec<String> {
 
 #[test]
 fn each_aim_is_answered_of_the_loads_that_it_is_of() {
-    let keys = ["", "iodepth = 4", "numjobs = 2", "disks = 2", "rate_iops = 1000", "application = 'pgbench'"];
+    let across = "disks = 2\nacross_disks = true";
+    let keys = ["", "iodepth = 4", "numjobs = 2", "disks = 2", "rate_iops = 1000", "application = 'pgbench'", across];
     let loads: String =
         keys.iter().enumerate().map(|(number, keys)| format!("[[load]]\nname = '{number}'\n{keys}\n")).collect();
     let run = run(&format!("{TWO}{loads}"), |_, subject, _| if subject == "b" { WORSE } else { ALIKE });
@@ -219,10 +220,12 @@ fn each_aim_is_answered_of_the_loads_that_it_is_of() {
         aims(&run),
         [
             "Lowest latency, one request at a time (0): a",
+            "Lowest latency, one request at a time (6): a",
             "Most IOPS, many at a time (1): a",
             "Most IOPS, many at a time (2): a",
             "Most IOPS, many at a time (3): a",
             "Least CPU per request, one at a time (0): a",
+            "Least CPU per request, one at a time (6): a",
             "Least CPU per request, many at a time (1): a",
             "Least CPU per request, many at a time (2): a",
             "Least CPU per request, many at a time (3): a",
