@@ -12,7 +12,7 @@
 //!                                    └─► a [`Remote`]'s  a protocol or a library of another crate's
 //! ```
 //!
-//! Whatever the engine, a request means the same: a read past the end of an image that has shrunk finds zeroes, a
+//! Whatever the engine, a request means the same: a read past the end of an image that has shrunk fails, a
 //! transfer that the kernel cut short is continued, direct I/O takes memory and sectors of any alignment (through a
 //! copy, if it must), and zeroes are written where they cannot be asked for. What an engine cannot do itself, worker
 //! threads do.

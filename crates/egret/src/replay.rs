@@ -108,9 +108,9 @@ fn table(named: &Named, rows: &[Row]) -> String {
         }
     }
     let Named { name, trace } = named;
-    let mut text = format!("{name}: {} waits", trace.waits.len());
+    let mut text = name.clone();
     if let Some(row) = rows.first() {
-        text += &format!(", K = {} at poll-price {}", time(row.k_ns), row.price);
+        text += &format!(": {} waits, K = {} at poll-price {}", row.waits, time(row.k_ns), row.price);
         if let Some(max) = row.poll_max_ns {
             text += &format!(", poll-max-ns {}", time(max));
         }

@@ -457,6 +457,35 @@ fn any_command_that_serves_a_socket_can_be_measured() {
     lab.await_nothing_left();
 }
 
+#[test]
+fn nobody_is_told_what_a_server_spends_that_is_none_of_the_commands_processes() {
+    let egret = env!("CARGO_BIN_EXE_egret");
+    // It has left the command's processes, and ends when the last of these does.
+    let away = "tail -f /dev/null | setsid -f sh -c \"SERVE & read x; kill \\$!\"";
+    let away = away.replace("SERVE", &format!("{egret} serve {{disk}} --socket {{socket}}"));
+    let lab = Lab::new(&format!(
+        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '16M'\n\
+         [[subject]]\nname = 'away'\nstack = 'vhost-user-blk'\ncommand = '{away}'\n\
+         [[load]]\nramp_time = '20ms'\nruntime = '100ms'\n",
+    ));
+    succeeded(&lab.bench(&[]).output().unwrap());
+    let run = lab.run();
+    let cpu = &measured(&run.cells[0]).cpu;
+    assert!(cpu.serving().is_none() && cpu.load > Some(0), "{cpu:?}");
+    lab.await_nothing_left();
+}
+
+#[test]
+fn a_plan_of_which_nothing_can_be_measured_here_ends_with_1() {
+    let lab = Lab::new(
+        "noise-floor = false\n[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'vhost-user-blk'\ncommand = 'serve {disk} {socket}'\n[[load]]\n",
+    );
+    let output = lab.bench(&["--repetitions", "1"]).output().unwrap();
+    let said = text(&output.stdout);
+    assert!(said.contains("0 cells measured, 1 impossible here"), "{said}{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1));
+}
+
 /// Cells that take long enough to be interrupted.
 fn slow(disk: &str) -> Lab {
     Lab::new(&format!(

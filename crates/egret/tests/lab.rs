@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use egret_loadgen::client::{Client, ClientError, ClientOptions, Shape};
-use egret_loadgen::load::{self, Job, LoadError, Rate, RateProcess, Span, Spec, SpecError, Stamp, Waiting};
+use egret_loadgen::load::{self, Job, LoadError, Mismatch, Rate, RateProcess, Span, Spec, SpecError, Stamp, Waiting};
 use support::disk::{self, BLOCK, Disk};
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
@@ -116,6 +116,38 @@ fn what_libblkio_writes_the_lab_reads() {
     let span = Span { ramp: Duration::ZERO, length: Duration::from_secs(3600) };
     let error = load::run(&mut jobs(&socket, ClientOptions::default(), &spec), span, &mut |_| ()).unwrap_err();
     assert_eq!(error.to_string(), "the block at 32768 is no stamped block");
+}
+
+#[test]
+fn a_block_of_another_disk_is_no_block_of_ones_own() {
+    let scratches = [Scratch::new(), Scratch::new()];
+    let served = scratches.each_ref().map(writable);
+    let job = |order: [usize; 2], rw: &str| {
+        let (rw, size) = (rw.parse().unwrap(), Some(16 * u64::from(BS)));
+        let spec = Spec { rw, size, iodepth: 8, verify: Some(7), ..Spec::default() };
+        let connect = |disk: usize| Client::connect(&served[disk].1, ClientOptions::default()).unwrap();
+        let disks = order.map(|disk| connect(disk).start(spec.shape()).unwrap());
+        [Job::new(&spec, 0, disks.map(|mut disk| (disk.info, disk.queues.remove(0))).into()).unwrap()]
+    };
+    let is_whole = |scratch: &Scratch| {
+        let image = std::fs::read(scratch.image_path("disk")).unwrap();
+        image[..16 * BS as usize].chunks(BS as usize).all(|block| block[0] != 0)
+    };
+    let mut writer = job([0, 1], "write");
+    while !scratches.iter().all(is_whole) {
+        run(&mut writer, 1);
+    }
+    drop(writer);
+    run(&mut job([0, 1], "read"), 100);
+    let mut swapped = job([1, 0], "read");
+    let span = Span { ramp: Duration::ZERO, length: Duration::from_millis(20) };
+    let error = loop {
+        match load::run(&mut swapped, span, &mut |_| ()) {
+            Ok(tally) => assert_eq!(tally.unwrap().requests(), 0, "another disk's blocks pass"),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, LoadError::Mismatch(Mismatch::Foreign { .. })), "{error}");
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub enum Effect {
     Short(u32),
     /// A write moves so many bytes, and ends with EIO.
     Torn(u32),
-    /// Requests wait until there are so many, or for 100 ms: then the last is run first.
+    /// Requests wait until there are so many, or for 2 s: then the last is run first.
     Reordered(u32),
 }
 

@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use egret_loadgen::load::Edge;
@@ -136,6 +137,13 @@ impl CpuMeter {
     pub fn follow_family(&mut self, pid: u32, role: Role) {
         self.families.push((pid, role));
         self.find_threads();
+    }
+
+    /// Whether one of the processes has the socket of this number open, as far as this one may look.
+    pub fn has_socket(&self, number: u64) -> bool {
+        let socket = PathBuf::from(format!("socket:[{number}]"));
+        let files = self.processes.iter().flat_map(|process| fs::read_dir(format!("/proc/{}/fd", process.pid)));
+        files.flatten().flatten().any(|file| fs::read_link(file.path()).is_ok_and(|file| file == socket))
     }
 
     /// Has it watched, between the edges, how long I/O threads sleep in `io_submit`.

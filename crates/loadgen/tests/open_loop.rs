@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{Edge, Rate, RateProcess, Span, Spec, Waiting};
-use support::{Puppet, PuppetOptions};
+use support::{Device, Puppet, PuppetOptions};
 
 const STALL: Duration = Duration::from_millis(100);
 
@@ -88,4 +88,22 @@ fn a_closed_loop_makes_as_many_requests_as_it_has_room_for() {
     job.run(span, &mut tally, &mut |edge| edges.push(edge)).unwrap();
     assert_eq!(edges, [Edge::Begin, Edge::End]);
     assert!(tally.elapsed >= Duration::from_millis(5) && tally.cpu_ns > 0);
+}
+
+#[test]
+fn what_was_in_flight_when_measuring_began_counts_and_has_no_latency() {
+    let puppet = Puppet::with(PuppetOptions::default(), Device::serve);
+    let spec = Spec { iodepth: 4, waiting: Waiting::Blocking, ..Spec::default() };
+    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
+    let mut job = spec.jobs(disk).unwrap().remove(0);
+    let span = Span { ramp: Duration::ZERO, length: Duration::from_millis(5) };
+    loop {
+        let mut tally = job.tally();
+        job.run(span, &mut tally, &mut |_| ()).unwrap();
+        // As long as the callback takes at the edge nobody looks, and the first four may have been done since then.
+        assert_eq!(tally.lat.len(), tally.requests().saturating_sub(4));
+        if tally.requests() > 4 {
+            break;
+        }
+    }
 }

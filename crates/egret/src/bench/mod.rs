@@ -27,8 +27,8 @@ use progress::Bar;
 /// Measure I/O modes side by side: on this machine, with confidence.
 #[derive(Args, Clone, Debug)]
 #[command(
-    after_help = "Ends with 0 if every cell was measured, and 1 if one failed or nothing could be; with --check with 0 \
-                        if the plan passes, 1 if it fails, and 2 if nobody can tell. docs/lab.md explains plans, the \
+    after_help = "Ends with 0 if every cell that can be measured here was, and 1 if one failed or none can be; with --check \
+                        with 0 if the plan passes, 1 if it fails, and 2 if nobody can tell. docs/lab.md explains plans, the \
                         method, and how to resume a run."
 )]
 pub struct Bench {
@@ -92,12 +92,17 @@ pub struct Bench {
     import: Vec<String>,
 }
 
-/// Runs `egret bench`: 0 if every cell that can be measured here was, and 1 otherwise; with `--check` as the worst
-/// verdict says.
+/// Runs `egret bench`: 0 if every cell that can be measured here was, and 1 if one failed or none can be; with `--check` as
+/// the worst verdict says.
 pub fn run(asked: &Bench) -> Result<ExitCode> {
     let mut worst = 0;
-    measure(asked, &mut |code| worst = if worst == 1 { 1 } else { worst.max(code) })?;
+    measure(asked, &mut |code| worst = worse(worst, code))?;
     Ok(ExitCode::from(worst))
+}
+
+/// What two runs end with together: a fail counts for more than what nobody can tell.
+fn worse(one: u8, other: u8) -> u8 {
+    if [one, other].contains(&1) { 1 } else { one.max(other) }
 }
 
 /// Does what is asked for, and tells how each run ended, as `Overall::exit_code` does.
@@ -319,13 +324,17 @@ fn finish(asked: &Bench, run: &Run, directory: &Path) -> Result<u8> {
     println!("{}\n{}", summary(run, directory), analysis.verdict());
     Ok(match asked.check {
         true => analysis.overall().exit_code(),
-        false => u8::from(analysis.failed_cells() > 0),
+        false => u8::from(analysis.failed_cells() > 0 || measured_cells(run) == 0),
     })
+}
+
+fn measured_cells(run: &Run) -> usize {
+    run.cells.iter().filter(|cell| matches!(cell.outcome, Outcome::Measured(_))).count()
 }
 
 fn summary(run: &Run, directory: &Path) -> String {
     let count = |what: fn(&Outcome) -> bool| run.cells.iter().filter(|cell| what(&cell.outcome)).count();
-    let measured = count(|outcome| matches!(outcome, Outcome::Measured(_)));
+    let measured = measured_cells(run);
     let failed = count(|outcome| matches!(outcome, Outcome::Failed { .. }));
     let impossible = count(|outcome| matches!(outcome, Outcome::Impossible { .. }));
     let more = |count: usize, what: &str| if count > 0 { format!(", {count} {what}") } else { String::new() };
@@ -364,6 +373,13 @@ mod tests {
             assert!(list.lines().any(|line| line.starts_with(name)), "{name}");
         }
         assert!(list.contains("cells, about "));
+    }
+
+    #[test]
+    fn a_fail_in_one_of_several_plans_is_what_all_end_with() {
+        let ends_with = |codes: [u8; 3]| codes.into_iter().fold(0, worse);
+        assert_eq!([[1, 2, 0], [2, 1, 0], [0, 2, 1]].map(ends_with), [1; 3]);
+        assert_eq!([[0, 0, 0], [2, 0, 0], [0, 2, 0]].map(ends_with), [0, 2, 2]);
     }
 
     #[test]

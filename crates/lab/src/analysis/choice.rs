@@ -130,7 +130,7 @@ fn at<'a>(load: &'a Load, subject: &'a str) -> CellKey<'a> {
 }
 
 fn in_flight(load: &Load) -> u32 {
-    u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.disks)
+    u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.groups())
 }
 
 impl Analysis<'_> {

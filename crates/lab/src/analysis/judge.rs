@@ -364,8 +364,18 @@ impl<'a> Analysis<'a> {
             (Some(failed), Some((Ok(Verdict::Fail), _))) => (Ok(Verdict::Fail), Some(failed)),
             (Some(failed), _) => (Ok(Verdict::CantTell { more_pairs: None }), Some(failed)),
             (None, Some(decided)) => decided,
+            // Who does not tell it passes no better for that than who tells it now and then.
+            (None, None) if self.is_untold(pair) => {
+                (Ok(Verdict::CantTell { more_pairs: None }), Some(format!("{} does not tell it", pair.subject)))
+            }
             (None, None) => (Err("no repetition has both".into()), None),
         }
+    }
+
+    /// Whether the subject was measured, and the baseline alone has the figure.
+    fn is_untold(&self, pair: Pair<'_>) -> bool {
+        let [is_ours, is_theirs] = [pair.ours(), pair.theirs()].map(|key| self.summary(key, pair.metric).is_some());
+        is_theirs && !is_ours && self.table.status(pair.ours()) == Status::Measured
     }
 
     /// Of a plan that asks which option to choose a loss is no fail; what crashes always is.

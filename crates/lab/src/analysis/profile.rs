@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
-use crate::results::{Cell, Measurement, Outcome};
+use crate::results::{Cell, Measurement, Outcome, SYMBOLS};
 use crate::statistics::{deviation, mean};
 
 /// How often an interval misses what it is of.
@@ -46,6 +46,17 @@ impl<'a> Profiles<'a> {
         self.cells.iter().map(share).collect()
     }
 
+    /// How much larger a symbol's share may be than what is known of it: a cell with as many symbols as are kept may have had as
+    /// much of another as of its coldest.
+    pub fn untold(&self, name: &str) -> f64 {
+        let untold = self.cells.iter().map(|cell| {
+            let shares = summed(cell.symbols.iter().map(|one| (one.name.as_str(), one.percent)));
+            let is_cut = shares.len() >= SYMBOLS && !shares.contains_key(name);
+            if is_cut { shares.into_values().fold(100.0, f64::min) } else { 0.0 }
+        });
+        mean(&untold.collect::<Vec<_>>()).unwrap_or(0.0)
+    }
+
     /// The variance of the mean of some shares: what they scatter, and at least what counting so many samples scatters.
     pub fn variance(&self, shares: &[f64]) -> f64 {
         let between = deviation(shares).powi(2) / shares.len().max(1) as f64;
@@ -81,11 +92,16 @@ impl<'a> Profiles<'a> {
     }
 }
 
+/// The sum of each name.
+fn summed<'a>(shares: impl Iterator<Item = (&'a str, f64)>) -> BTreeMap<&'a str, f64> {
+    let mut by = BTreeMap::new();
+    shares.for_each(|(name, share)| *by.entry(name).or_default() += share);
+    by
+}
+
 /// Names from the one with the largest sum on.
 fn ranked<'a>(shares: impl Iterator<Item = (&'a str, f64)>) -> Vec<&'a str> {
-    let mut by: BTreeMap<&str, f64> = BTreeMap::new();
-    shares.for_each(|(name, share)| *by.entry(name).or_default() += share);
-    let mut by: Vec<_> = by.into_iter().collect();
+    let mut by: Vec<_> = summed(shares).into_iter().collect();
     by.sort_by(|one, other| other.1.total_cmp(&one.1));
     by.into_iter().map(|(name, _)| name).collect()
 }

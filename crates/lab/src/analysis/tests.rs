@@ -165,6 +165,32 @@ fn a_run_that_is_not_whole_passes_nothing_and_says_what_it_lacks() {
 }
 
 #[test]
+fn a_figure_that_the_baseline_tells_and_the_subject_does_not_passes_nothing() {
+    let without_cpu = |lacks: fn(&CellId) -> bool| {
+        let mut run = run(&[TWO, LOAD].concat(), |_, _, _| ALIKE);
+        run.cells.iter_mut().filter(|cell| lacks(&cell.id)).for_each(|cell| measured(cell).cpu = Ledger::default());
+        let analysis = Analysis::new(&run);
+        (analysis.overall(), analysis.judged[1].note.clone())
+    };
+    assert_eq!(without_cpu(|id| id.subject == "b" && id.repetition > 0), (Overall::CantTell, None));
+    assert_eq!(without_cpu(|id| id.subject == "b"), (Overall::CantTell, Some("b does not tell it".into())));
+    // Where the baseline does not, nothing is compared.
+    assert_eq!(without_cpu(|id| id.subject == "a"), (Overall::Pass, None));
+    assert_eq!(without_cpu(|_| true), (Overall::Pass, None));
+}
+
+#[test]
+fn a_ci_sees_that_a_run_in_which_nothing_decides_is_no_pass() {
+    let mut run = run(&[TWO, LOAD].concat(), |_, _, _| ALIKE);
+    run.cells.iter_mut().for_each(|cell| measured(cell).functional_only = true);
+    let analysis = Analysis::new(&run);
+    assert_eq!((analysis.overall(), analysis.gaps()), (Overall::CantTell, String::new()));
+    let xml = crate::compare::junit::of_run(&analysis).unwrap();
+    assert_eq!((xml.matches("<testcase").count(), xml.matches("<skipped").count()), (1, 1), "{xml}");
+    assert!(xml.contains("no comparison decides anything; 2 more decide nothing"), "{xml}");
+}
+
+#[test]
 fn what_a_comparison_is_called_that_fails_is_what_was_lost() {
     let words = |asks: Asks, crashes: bool| {
         let mut run = run(&format!("{TWO}{LOAD}"), |_, subject, _| if subject == "b" { WORSE } else { ALIKE });
@@ -185,7 +211,8 @@ fn aims(run: &Run) -> Vec<String> {
 
 #[test]
 fn each_aim_is_answered_of_the_loads_that_it_is_of() {
-    let keys = ["", "iodepth = 4", "numjobs = 2", "disks = 2", "rate_iops = 1000", "application = 'pgbench'"];
+    let across = "disks = 2\nacross_disks = true";
+    let keys = ["", "iodepth = 4", "numjobs = 2", "disks = 2", "rate_iops = 1000", "application = 'pgbench'", across];
     let loads: String =
         keys.iter().enumerate().map(|(number, keys)| format!("[[load]]\nname = '{number}'\n{keys}\n")).collect();
     let run = run(&format!("{TWO}{loads}"), |_, subject, _| if subject == "b" { WORSE } else { ALIKE });
@@ -193,10 +220,12 @@ fn each_aim_is_answered_of_the_loads_that_it_is_of() {
         aims(&run),
         [
             "Lowest latency, one request at a time (0): a",
+            "Lowest latency, one request at a time (6): a",
             "Most IOPS, many at a time (1): a",
             "Most IOPS, many at a time (2): a",
             "Most IOPS, many at a time (3): a",
             "Least CPU per request, one at a time (0): a",
+            "Least CPU per request, one at a time (6): a",
             "Least CPU per request, many at a time (1): a",
             "Least CPU per request, many at a time (2): a",
             "Least CPU per request, many at a time (3): a",

@@ -87,8 +87,11 @@ fn between(sides: &[Profiles<'_>; 2], (load, subject): (&str, &str), name: &str,
     let variance = sides[0].variance(&shares[0]) + sides[1].variance(&shares[1]);
     let freedom = (shares[0].len() + shares[1].len()).saturating_sub(2).max(1) as f64;
     let by = b - a;
+    // What was not among the hottest on one side was there all the same.
+    let untold = [sides[0].untold(name), sides[1].untold(name)];
+    let sure = if by > 0.0 { by - untold[0] } else { -by - untold[1] };
     // Chance lists something under one load and subject as often as an interval misses.
-    if by.abs() < LEAST || by.abs() < half_width(variance, freedom, MISS / count.max(1) as f64)? {
+    if sure < LEAST || sure < half_width(variance, freedom, MISS / count.max(1) as f64)? {
         return None;
     }
     let half = half_width(variance, freedom, MISS)?;
@@ -99,6 +102,6 @@ fn between(sides: &[Profiles<'_>; 2], (load, subject): (&str, &str), name: &str,
         comms: sides[usize::from(b > 0.0)].comms(name).into_iter().map(str::to_owned).collect(),
         a: sides[0].share(name),
         b: sides[1].share(name),
-        by: [by, by - half, by + half],
+        by: [by, by - half - untold[0], by + half + untold[1]],
     })
 }

@@ -2,7 +2,8 @@ use super::*;
 use crate::analysis::profile::Share;
 use crate::plan::Metric;
 use crate::results::{
-    Bottleneck, Cell, CellId, Component, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome, Symbol,
+    Bottleneck, Cell, CellId, Component, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome, SYMBOLS,
+    Symbol,
 };
 use crate::statistics::{Overall, Verdict, deviation};
 
@@ -935,6 +936,31 @@ fn a_symbol_that_moved_has_an_interval_of_its_scatter_and_of_its_samples_and_tho
             ("new", None, Some(4.0), "z".into())
         ]
     );
+}
+
+#[test]
+fn a_symbol_that_only_one_side_kept_has_moved_by_what_it_has_more_than_the_others_coldest() {
+    let with = |first: f64, last: (&str, f64)| {
+        let mut run = run(1e5);
+        let shares = (1..SYMBOLS).map(|number| (format!("s{number}"), 0.3)).chain([(last.0.into(), last.1)]);
+        let shares = shares.map(|(name, percent)| Symbol { name, comm: "x".into(), percent });
+        let mut symbols: Vec<_> = shares.collect();
+        symbols[0].percent = first;
+        each_measurement(&mut run, |measured| {
+            (measured.samples, measured.symbols) = (1_000_000, symbols.clone());
+        });
+        run
+    };
+    let moved = |ours: f64| {
+        let comparison = Comparison::of(&[&with(1.0, ("theirs", 0.25))], &[&with(1.0, ("ours", ours))], None);
+        comparison.symbols.moved.into_iter().filter(|one| one.load.ends_with("QD1")).collect::<Vec<_>>()
+    };
+    // Each may have been the next after the other side's last.
+    assert_eq!(moved(0.25), []);
+    assert_eq!(moved(0.3), []);
+    let [only] = &moved(0.45)[..] else { panic!("one") };
+    assert_eq!((only.symbol.as_str(), only.a, only.by[0]), ("ours", None, 0.45));
+    assert!(only.by[1] > 0.1 && only.by[1] < 0.2, "{only:?}");
 }
 
 #[test]

@@ -187,6 +187,9 @@ pub enum Bottleneck {
     Device(String),
 }
 
+/// How many symbols a profile has at most: the hottest.
+pub const SYMBOLS: usize = 200;
+
 /// A symbol's share of all samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Symbol {

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::plan::Plan;
 
 pub use cell::{
-    Bottleneck, Cell, CellId, DISTURBS, Latency, Ledger, Measurement, Operations, Outcome, Polling, Symbol, shortfall,
+    Bottleneck, Cell, CellId, DISTURBS, Latency, Ledger, Measurement, Operations, Outcome, Polling, SYMBOLS, Symbol,
+    shortfall,
 };
 pub use host::{BlockDevice, Component, Cpu, Host, Warning};
 

@@ -1,5 +1,7 @@
 //! The host's hottest symbols while a cell is measured, where `perf` is there.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,10 +10,10 @@ use std::sync::Arc;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::process::{Process, ProcessReaper};
-use crate::results::Symbol;
+use crate::results::{SYMBOLS, Symbol};
 
-/// How many symbols are kept.
-const SYMBOLS: usize = 200;
+/// How many comms of a symbol are told apart: the rest of it has none.
+const COMMS: usize = 3;
 /// How often it looks at each processor, in a second: in step with nothing.
 const FREQUENCY: &str = "997";
 /// What kind of a cell's files its call graphs are.
@@ -91,12 +93,24 @@ fn symbols(report: &str) -> (u64, Vec<Symbol>) {
         let name = name.split_once("] ").map_or(name, |(_, name)| name).trim();
         Some((count, comm.to_owned(), name.to_owned()))
     };
-    let mut lines: Vec<_> = report.lines().filter_map(line).collect();
-    let all: u64 = lines.iter().map(|(count, ..)| count).sum();
-    lines.sort_by_key(|(count, ..)| std::cmp::Reverse(*count));
-    lines.truncate(SYMBOLS);
-    let percent = |count: u64| count as f64 * 100.0 / all as f64;
-    (all, lines.into_iter().map(|(count, comm, name)| Symbol { name, comm, percent: percent(count) }).collect())
+    let mut by_name: BTreeMap<String, Vec<(u64, String)>> = BTreeMap::new();
+    report
+        .lines()
+        .filter_map(line)
+        .for_each(|(count, comm, name)| by_name.entry(name).or_default().push((count, comm)));
+    let sum = |comms: &[(u64, String)]| comms.iter().map(|(count, _)| count).sum::<u64>();
+    let all: u64 = by_name.values().map(|comms| sum(comms)).sum();
+    let mut hottest: Vec<_> = by_name.into_iter().collect();
+    hottest.sort_by_key(|(_, comms)| Reverse(sum(comms)));
+    hottest.truncate(SYMBOLS);
+    let symbols = hottest.into_iter().flat_map(|(name, mut comms)| {
+        comms.sort_by_key(|(count, _)| Reverse(*count));
+        let rest = comms.split_off(COMMS.min(comms.len()));
+        comms.extend((!rest.is_empty()).then(|| (sum(&rest), String::new())));
+        let percent = move |count: u64| count as f64 * 100.0 / all as f64;
+        comms.into_iter().map(move |(count, comm)| Symbol { name: name.clone(), comm, percent: percent(count) })
+    });
+    (all, symbols.collect())
 }
 
 #[cfg(test)]
@@ -109,6 +123,19 @@ mod tests {
         let symbol = |name: &str, comm: &str, percent| Symbol { name: name.into(), comm: comm.into(), percent };
         let expected = [symbol("cpupri_set", "kworker/0:1", 75.0), symbol("a::b<c>", "io0", 25.0)];
         assert_eq!(symbols(report), (4, expected.to_vec()));
+    }
+
+    #[test]
+    fn a_symbol_that_many_threads_run_has_all_of_its_share() {
+        let line = |thread: u64| format!("{} \u{1}t{thread} \u{1}[.] spread\n", thread + 1);
+        let report: String =
+            (0..300).map(line).chain((0..300).map(|other| format!("9 \u{1}x \u{1}[.] s{other}\n"))).collect();
+        let (all, symbols) = symbols(&report);
+        let of_it = |name: &str| symbols.iter().filter(|one| one.name == name).map(|one| one.percent).sum::<f64>();
+        assert!((of_it("spread") - 45_150.0 * 100.0 / all as f64).abs() < 1e-9, "{symbols:?}");
+        let comms: Vec<_> = symbols[..5].iter().map(|one| (one.name.as_str(), one.comm.as_str())).collect();
+        assert_eq!(comms[..4], [("spread", "t299"), ("spread", "t298"), ("spread", "t297"), ("spread", "")]);
+        assert_eq!((symbols.len(), comms[4].1), (SYMBOLS - 1 + 4, "x"));
     }
 
     #[test]

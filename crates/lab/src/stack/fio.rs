@@ -25,6 +25,27 @@ pub fn sections(load: &Load, paths: &[&str]) -> Vec<String> {
     names.iter().map(|name| format!("filename={name}")).collect()
 }
 
+/// How many jobs a load has, on all disks together.
+fn jobs(load: &Load) -> u32 {
+    u32::from(load.numjobs) * u32::from(load.groups())
+}
+
+/// The reads and writes that each job of an open loop is to make in a second: fio takes whole numbers.
+fn rates(task: &Task<'_>) -> Option<[u64; 2]> {
+    let each = task.rate_iops? / f64::from(jobs(task.load));
+    let reads = match task.load.rw.ends_with("rw") {
+        true => f64::from(task.load.rwmixread.min(100)) / 100.0,
+        false => f64::from(u8::from(!task.load.writes())),
+    };
+    Some([reads, 1.0 - reads].map(|share| if share > 0.0 { (each * share).round().max(1.0) as u64 } else { 0 }))
+}
+
+/// The rate that the job file of an open loop asks for.
+pub fn offered(task: &Task<'_>) -> Option<f64> {
+    let each: u64 = rates(task)?.iter().sum();
+    Some((each * u64::from(jobs(task.load))) as f64)
+}
+
 /// The job file for a task, with these sections.
 pub fn job_file(task: &Task<'_>, sections: &[String], engine: &str) -> String {
     let load = task.load;
@@ -87,15 +108,12 @@ pub fn job_file(task: &Task<'_>, sections: &[String], engine: &str) -> String {
     if *verify && load.writes() {
         key("verify", &"crc32c");
     }
-    if let Some(total) = task.rate_iops {
-        let each = total / f64::from(load.numjobs) / sections.len().max(1) as f64;
-        let at = |share: f64| (each * share).round().max(1.0);
-        // A single number would be the rate of reads and of writes each.
-        let reads = f64::from(load.rwmixread.min(100)) / 100.0;
+    if let Some([reads, writes]) = rates(task) {
         if load.rw.ends_with("rw") {
-            key("rate_iops", &format_args!("{},{}", at(reads), at(1.0 - reads)));
+            // A single number would be the rate of reads and of writes each, and 0 of one of them no limit.
+            key("rate_iops", &format_args!("{},{}", reads.max(1), writes.max(1)));
         } else {
-            key("rate_iops", &at(1.0));
+            key("rate_iops", &(reads + writes));
         }
         key("rate_process", &if *rate_process == RateProcess::Poisson { "poisson" } else { "linear" });
     }
@@ -243,7 +261,8 @@ mod tests {
 
     #[test]
     fn a_load_is_written_as_fios_job_file() {
-        let load = load("rw = 'randrw'\nrwmixread = 70\nbs = '8k'\niodepth = 4\nnumjobs = 2\nruntime = '500ms'");
+        let load =
+            load("rw = 'randrw'\nrwmixread = 70\nbs = '8k'\niodepth = 4\nnumjobs = 2\ndisks = 2\nruntime = '500ms'");
         let raw = std::path::Path::new("raw");
         let task = Task { load: &load, rate_iops: Some(1000.0), seed: 7 << 16, control: None, io_submit: false, raw };
         let text = job_file(&task, &sections(&load, &["/dev/a", "/tmp/b:c"]), engine(Some("io_uring")));
@@ -283,6 +302,28 @@ mod tests {
         assert!(text.ends_with("[disk0]\nfilename=/dev/vda:/dev/vdb\n"), "{text}");
         assert!(text.contains("\nrate_iops=250\n") && !text.contains("thread"), "{text}");
         assert_eq!(load.name, "randread 4k QD1 4 jobs 2 disks across processes");
+    }
+
+    #[test]
+    fn the_rate_that_is_recorded_is_the_one_that_fio_is_asked_for() {
+        let asked = |keys: &str, total: f64| {
+            let (load, raw) = (load(keys), std::path::Path::new("raw"));
+            let task = Task { load: &load, rate_iops: Some(total), seed: 0, control: None, io_submit: false, raw };
+            let text = job_file(&task, &sections(&load, &["/dev/vda"]), "libaio");
+            let rate = text.lines().find_map(|line| line.strip_prefix("rate_iops=")).unwrap().to_owned();
+            (rate, offered(&task).unwrap())
+        };
+        assert_eq!(asked("numjobs = 16", 22.4), ("1".into(), 16.0));
+        assert_eq!(asked("numjobs = 16\nrw = 'write'", 16.0 * 2.5), ("3".into(), 48.0));
+        assert_eq!(asked("numjobs = 2\nrw = 'randrw'", 5.0), ("1,1".into(), 4.0));
+        // Of what the load does not make there is none, whatever its rate.
+        assert_eq!(asked("rw = 'rw'\nrwmixread = 100", 10.0), ("10,1".into(), 10.0));
+        assert_eq!(asked("rw = 'rw'\nrwmixread = 0", 10.0), ("1,10".into(), 10.0));
+
+        let reads = Some(Operations { requests: 160, ..Operations::default() });
+        let mut reached = Measurement { seconds: 10.0, reads, ..Measurement::default() };
+        reached.offer(Some(asked("numjobs = 16", 22.4).1));
+        assert_eq!((crate::results::shortfall([&reached]), reached.unstarted), (None, 0));
     }
 
     const OUTPUT: &str = r#"fio: a warning

@@ -129,7 +129,7 @@ impl Deployment for Host {
         let text = fs::read_to_string(&output).map_err(Unable::failed)?;
         let groups = fio::groups(&text).map_err(|error| failed(format!("fio: {error}")))?;
         let mut measurement = fio::measurement(&groups).ok_or_else(|| failed("fio did nothing".into()))?;
-        measurement.offer(task.rate_iops);
+        measurement.offer(fio::offered(task));
         if let Some(meter) = watched {
             let own = measurement.cpu.load;
             measurement.cpu = meter.ledger().scaled(measurement.seconds / meter.seconds());

@@ -19,7 +19,7 @@ use super::guest::agent::{Agent, AgentError};
 use super::guest::mark::Clock;
 use super::guest::work::{self, Place, Work};
 use super::telemetry::Telemetry;
-use super::{Context, Deployment, Task, Unable};
+use super::{Context, Deployment, Task, Unable, fio};
 use crate::cpu_meter::{CpuMeter, Role};
 use crate::plan::{Load, Subject};
 use crate::process::Process;
@@ -234,7 +234,7 @@ impl Deployment for Remote {
         // The raw output is for debugging; failing to keep it does not fail the measurement.
         let _ = fs::write(task.raw.with_extension("json"), &output);
         let mut measurement = work.measurement(&output, meter.seconds()).map_err(Unable::failed)?;
-        measurement.offer(task.rate_iops);
+        measurement.offer(fio::offered(task));
         measurement.functional_only = self.domain.is_some_and(|domain| domain.is_emulated);
         if !measurement.functional_only {
             clock.agrees().map_err(Unable::failed)?;

@@ -147,12 +147,22 @@ pub(super) fn await_listeners(servers: &mut [Process], sockets: &[&PathBuf]) -> 
     Ok(())
 }
 
-/// Looked up in the kernel's table, because a connection would count as a client.
 fn are_listening(sockets: &[&PathBuf]) -> bool {
+    let table = table();
+    sockets.iter().all(|socket| listener(&table, socket).is_some())
+}
+
+/// The kernel's table of sockets: they are looked up there, because a connection would count as a client.
+fn table() -> String {
+    fs::read_to_string("/proc/net/unix").unwrap_or_default()
+}
+
+/// The number of the socket that listens at a path.
+fn listener(table: &str, path: &Path) -> Option<u64> {
     const ACCEPTS: &str = "00010000";
-    let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let listening: Vec<&str> = table.lines().filter(|line| line.split_whitespace().nth(3) == Some(ACCEPTS)).collect();
-    sockets.iter().all(|socket| listening.iter().any(|line| line.ends_with(&*socket.to_string_lossy())))
+    let at_it = table.lines().filter(|line| line.ends_with(&*path.to_string_lossy()));
+    let mut fields = at_it.map(|line| line.split_whitespace().collect::<Vec<_>>());
+    fields.find(|fields| fields.get(3) == Some(&ACCEPTS))?.get(6)?.parse().ok()
 }
 
 impl Deployment for Served {
@@ -165,6 +175,9 @@ impl Deployment for Served {
         if task.io_submit {
             meter.watch_io_submit();
         }
+        // Before any connection: some close what they listen on when they have one.
+        let table = table();
+        let is_seen = self.sockets.iter().all(|path| listener(&table, path).is_some_and(|one| meter.has_socket(one)));
         let spec = self.spec(task).map_err(|error| failed(&error, &self.servers))?;
         let jobs = self.jobs(&spec);
         let telemetry = &mut self.telemetry;
@@ -190,7 +203,9 @@ impl Deployment for Served {
         };
         let mut measurement = measurement(&tally, spec.bs);
         measurement.offered_iops = task.rate_iops;
-        measurement.cpu = meter.ledger();
+        if is_seen {
+            measurement.cpu = meter.ledger();
+        }
         measurement.cpu.load = Some(tally.cpu_ns);
         measurement.io_thread_cores = meter.cores();
         measurement.in_io_submit = meter.in_io_submit();

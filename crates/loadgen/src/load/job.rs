@@ -104,12 +104,12 @@ impl Job {
     pub fn new(spec: &Spec, number: u16, disks: Vec<(Info, Queue)>) -> Result<Self, LoadError> {
         let seed = |lane: u64| mix(spec.randseed ^ u64::from(number) << 32 ^ lane);
         let mut lanes = Vec::with_capacity(disks.len());
-        for (index, (info, queue)) in (1..).zip(disks) {
+        for (disk, (info, queue)) in (0..).zip(disks) {
             spec.check(&info)?;
             if queue.longest() < spec.bs || queue.depth() < spec.iodepth {
                 return Err(SpecError::Zero("the queue's depth and length for this load").into());
             }
-            lanes.push(Lane::new(queue, spec, spec.part(number, &info)?, seed(index)));
+            lanes.push(Lane::new(queue, spec, spec.part(number, &info)?, disk, seed(disk + 1)));
         }
         let cores = &spec.cpus_allowed;
         Ok(Self {
@@ -198,7 +198,7 @@ impl Job {
     fn pass_edge(&mut self, run: &mut Run, now: u64, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) {
         if run.phase == Phase::Ramping {
             edge(Edge::Begin);
-            // The callback took time, which must not count as the server's latency.
+            // The callback took time, which must not count as the server's.
             let now = run.now();
             run.phase = Phase::Measuring;
             run.kicks_before = self.kicks();
@@ -245,7 +245,11 @@ impl Job {
                     run.phase != Phase::Ramping && flight.intended >= run.begin && flight.intended < run.end
                 };
                 if counts {
-                    tally.record(&flight, now, lane.bs());
+                    tally.count(&flight, lane.bs());
+                    // What was in flight at the edge may have been done while nobody looked, for as long as the callback took.
+                    if flight.intended >= run.begin {
+                        tally.record(&flight, now);
+                    }
                 }
                 if closed && run.phase != Phase::Draining {
                     lane.issue(slot, now, now, now);

@@ -46,8 +46,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// A lane over `part` of the disk; `seed` is its own.
-    pub fn new(queue: Queue, spec: &Spec, part: Range<u64>, seed: u64) -> Self {
+    /// A lane over `part` of the job's disk with this number; `seed` is its own.
+    pub fn new(queue: Queue, spec: &Spec, part: Range<u64>, disk: u64, seed: u64) -> Self {
         let blocks = (part.end - part.start) / u64::from(spec.bs);
         let mut random = Random::new(seed);
         let mix = Random::new(random.bits());
@@ -69,7 +69,8 @@ impl Lane {
                 (true, true) => spec.rwmixread.into(),
                 (reads, _) => 100 * u64::from(reads),
             },
-            ledger: spec.verify.map(|seed| Ledger::new(seed, blocks)),
+            // No disk's blocks pass for another's, whoever reads them later.
+            ledger: spec.verify.map(|seed| Ledger::new(seed.wrapping_add(disk), blocks)),
             writes: spec.rw.writes,
             scratch: vec![0; spec.bs as usize],
             queue,

@@ -86,7 +86,7 @@ pub struct Spec {
     /// How much of the disk is used, in bytes; none is all of it.
     pub size: Option<u64>,
     /// Every block written says where it belongs and by whom it was written, and is checked when it is read: the seed
-    /// of its pattern.
+    /// of its pattern on a job's first disk, and the numbers behind it on the others.
     pub verify: Option<u64>,
     /// The warm-up, which is not measured.
     pub ramp_time: Duration,

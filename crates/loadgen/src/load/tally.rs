@@ -25,7 +25,7 @@ pub struct Tally {
     /// Bytes in both.
     pub bytes: u64,
     /// From a request's intended start to when its completion was seen, in nanoseconds. In a closed loop the intended
-    /// start is the submission, and this is fio's `clat`.
+    /// start is the submission, and this is fio's `clat`; of requests that were in flight when measuring began it is not known.
     pub lat: Histogram<u64>,
     /// The latencies of writes alone.
     pub write_lat: Histogram<u64>,
@@ -111,16 +111,19 @@ impl Tally {
         self.kicks += other.kicks;
     }
 
-    /// Counts a request that completed at `now`.
+    /// Counts a request that completed.
     #[inline]
-    pub(super) fn record(&mut self, flight: &Flight, now: u64, bytes: u32) {
-        if flight.op == Op::Write {
-            self.writes += 1;
-            self.write_lat.saturating_record(now - flight.intended);
-        } else {
-            self.reads += 1;
-        }
+    pub(super) fn count(&mut self, flight: &Flight, bytes: u32) {
+        *(if flight.op == Op::Write { &mut self.writes } else { &mut self.reads }) += 1;
         self.bytes += u64::from(bytes);
+    }
+
+    /// Records how long one took that completed at `now`.
+    #[inline]
+    pub(super) fn record(&mut self, flight: &Flight, now: u64) {
+        if flight.op == Op::Write {
+            self.write_lat.saturating_record(now - flight.intended);
+        }
         self.lat.saturating_record(now - flight.intended);
         if let Some(open) = &mut self.open {
             open.slat.saturating_record(flight.issued - flight.intended);

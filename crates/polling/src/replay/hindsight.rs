@@ -14,7 +14,9 @@ pub(super) struct Hindsight {
 
 impl Hindsight {
     pub(super) fn of(trace: &Trace) -> Self {
-        let mut lengths: Vec<_> = trace.true_lengths().map(|length| length.0).collect();
+        let turns = trace.waits.iter().zip(trace.true_lengths());
+        let waits = turns.filter(|(record, _)| record.length > Nanos::ZERO);
+        let mut lengths: Vec<_> = waits.map(|(_, length)| length.0).collect();
         lengths.sort_unstable();
         let mut sums = Vec::with_capacity(lengths.len() + 1);
         sums.push(0_u64);

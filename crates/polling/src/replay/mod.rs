@@ -213,8 +213,12 @@ mod tests {
     fn a_wait_of_no_length_is_none() {
         let trace = trace(&[0, 5, 0]);
         assert_eq!(windows(&trace, PolicyKind::Busy, &Parameters::default()).unwrap(), [Nanos::MAX]);
-        let rows = replay("none", &trace, &setting(100), &[PolicyKind::Busy]).unwrap();
+        let rows = replay("none", &trace, &setting(100), &[PolicyKind::Busy, PolicyKind::Off]).unwrap();
         assert_eq!((rows[2].waits, rows[2].window_ns, rows[1].window_ns), (1, None, Some(5)));
         assert!(rows[2].cpu_us_per_wait() == 0.005 && rows[2].latency_us_per_wait() == 0.0);
+        let fixed = fixed_windows("none", &trace, &setting(100));
+        assert!(rows.iter().chain(&fixed).all(|row| row.waits == 1), "{rows:?} {fixed:?}");
+        let of = |row: &Row| (row.cpu_us_per_wait(), row.latency_us_per_wait(), row.blocks);
+        assert_eq!(of(&fixed[0]), of(&rows[3]), "a window of 0 is none");
     }
 }

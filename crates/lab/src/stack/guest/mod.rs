@@ -37,7 +37,7 @@ use self::work::{Place, Work};
 use super::options::command;
 use super::served::await_listeners;
 use super::telemetry::Telemetry;
-use super::{Context, Deployment, Disk, Task, Unable};
+use super::{Context, Deployment, Disk, Task, Unable, fio};
 use crate::cpu_meter::{CpuMeter, Role};
 use crate::plan::{DeviceModel, Load, Server, Subject};
 use crate::process::Process;
@@ -207,7 +207,7 @@ impl Deployment for Guest {
         if self.accel == Accel::Kvm {
             clock.agrees().map_err(|reason| self.failed(reason))?;
         }
-        measurement.offer(task.rate_iops);
+        measurement.offer(if task.load.keys.application.is_some() { task.rate_iops } else { fio::offered(task) });
         measurement.functional_only = self.accel == Accel::Tcg;
         if meter.seconds() > 0.0 {
             let load = measurement.cpu.load;
