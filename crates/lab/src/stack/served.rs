@@ -175,9 +175,10 @@ impl Deployment for Served {
         if task.io_submit {
             meter.watch_io_submit();
         }
-        // Before any connection: some close what they listen on when they have one.
+        // What a shell starts may leave it. Before any connection: some close what they listen on when they have one.
         let table = table();
-        let is_seen = self.sockets.iter().all(|path| listener(&table, path).is_some_and(|one| meter.has_socket(one)));
+        let is_seen = self.telemetry.is_some()
+            || self.sockets.iter().all(|path| listener(&table, path).is_some_and(|one| meter.has_socket(one)));
         let spec = self.spec(task).map_err(|error| failed(&error, &self.servers))?;
         let jobs = self.jobs(&spec);
         let telemetry = &mut self.telemetry;
