@@ -686,4 +686,4 @@ impl QueueWorker {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -24,16 +24,16 @@ const GET_ID: u32 = 8;
 const SIZE: u64 = 1 << 20;
 
 /// A queue with a driver, in memory of their own.
-struct Guest {
+pub(crate) struct Guest {
     memory: Arc<GuestMemory>,
     /// What is behind that.
     file: File,
     driver: Driver,
-    worker: QueueWorker,
+    pub(crate) worker: QueueWorker,
 }
 
 impl Guest {
-    fn new(packed: bool, disks: Vec<Option<Arc<Disk>>>) -> Self {
+    pub(crate) fn new(packed: bool, disks: Vec<Option<Arc<Disk>>>) -> Self {
         Self::of(ErrorHandling::new("e", Default::default()), packed, disks)
     }
 
