@@ -175,8 +175,7 @@ impl Export {
         if let DeviceType::Nbd(offer) = &self.device {
             return offer.is_in_use();
         }
-        let queues = lock(&self.shared.queues);
-        self.shared.is_draining() || queues.stopping > 0 || queues.has_running()
+        self.shared.is_in_use()
     }
 
     /// Whether one of its queues runs, as none does from when it begins to stop.

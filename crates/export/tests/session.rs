@@ -718,6 +718,23 @@ fn records_that_nobody_receives_are_not_sent_for_ever() {
 }
 
 #[test]
+fn an_export_ends_at_once_where_nobody_is_connected_and_lets_nobody_in_then() {
+    let io = IoThread::start();
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("socket");
+    let used = export(&io, Address::Path(path.clone())).unwrap();
+    let mut peer = Peer(UnixStream::connect(&path).unwrap());
+    assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
+    assert!(!used.ends_at_once(), "it has a client, which has nothing running");
+    assert!(peer.hear().is_none());
+    drop(used);
+    let idle = export(&io, Address::Path(path.clone())).unwrap();
+    assert!(idle.ends_at_once());
+    let late = UnixStream::connect(&path);
+    assert!(late.is_err() || Peer(late.unwrap()).hear().is_none());
+}
+
+#[test]
 fn an_export_ends_while_its_client_is_in_the_middle_of_a_message() {
     let io = IoThread::start();
     let (mut peer, export) = peer(&io);
