@@ -424,6 +424,9 @@ fn a_queue_finds_out_by_itself_that_a_request_is_overdue_and_that_it_is_so_no_lo
                 io.turn().unwrap();
             }
             assert!(driver.reap().unwrap().is_some());
+            // Who is overdue next is told of again.
+            errors.begin_overdue(TIMEOUT);
+            assert_eq!(errors.take_overdue(), Some(TIMEOUT));
         }
         let left = u64::from(latency == NEVER);
         assert_eq!(queue(&mut io, id).counters.in_flight.get(), left, "kicked: {are_kicked}");

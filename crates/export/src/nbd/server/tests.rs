@@ -74,6 +74,12 @@ fn a_hall_that_is_full_has_room_when_its_first_guest_was_undisturbed_for_so_long
     assert_eq!(hall.look_ahead(now), (false, Some(now)));
 }
 
+#[test]
+fn a_hall_waits_for_as_long_as_it_is_to() {
+    let Timespec { tv_sec, tv_nsec } = timespec(Duration::new(3, 5));
+    assert_eq!((tv_sec, tv_nsec), (3, 5));
+}
+
 /// What there is to be read: all of it, or an error that is none of waiting.
 fn hear(client: &mut Channel) -> Vec<u8> {
     let mut heard = Vec::new();
