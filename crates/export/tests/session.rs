@@ -180,14 +180,17 @@ fn the_cache_mode_that_a_driver_chose_is_kept_with_its_record_of_what_is_in_flig
 #[test]
 fn a_record_is_as_long_as_the_layout_of_the_rings_asks_for() {
     let io = IoThread::start();
-    let asked: Vec<u8> = [0, 0, 128 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect();
+    let asked: Vec<u8> = [0, 4096, 128 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect();
     for (unwanted, packed) in [(RING_PACKED, false), (0, true)] {
         let (mut peer, _export) = peer(&io);
-        // For the longest rings, whatever it was asked for.
-        let size = |packed| InflightConfig { queues: 3, queue_size: 1024, packed }.bytes().to_ne_bytes();
-        assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..8], size(true), "before it is known which");
+        // For the longest rings, and at the beginning, whatever it was asked for.
+        let place = |packed| {
+            let size = InflightConfig { queues: 3, queue_size: 1024, packed }.bytes();
+            [size.to_ne_bytes(), [0; 8]].concat()
+        };
+        assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..16], place(true), "before it is known which");
         peer.agree_but(unwanted);
-        assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..8], size(packed));
+        assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..16], place(packed));
     }
 }
 

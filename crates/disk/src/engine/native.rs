@@ -307,6 +307,14 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_that_is_let_go_of_leaves_its_places_to_the_other() {
+        let mut reading = Reading::new((8, 0), 0);
+        reading.native.detach(1);
+        reading.submit([0; 100]);
+        assert_eq!(reading.native.pending.taken(), 7, "all but one, for a disk that may come");
+    }
+
+    #[test]
     fn a_disks_own_batches_are_as_small_as_it_asks_for_and_another_disks_are_not() {
         let batches = |max_batch, aio_max_batch| {
             let mut batches = 0;

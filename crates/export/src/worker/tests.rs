@@ -384,6 +384,9 @@ fn no_request_is_overdue_for_what_it_waited_while_its_export_was_stopped() {
         queue(&mut io, id).begun.iter_mut().for_each(|begun| begun.at = Nanos::ZERO);
         assert!(clock::now() > TIMEOUT);
         if errno == Errno::IO {
+            let worker = queue(&mut io, id);
+            worker.look_for_overdue(clock::now());
+            assert_eq!((worker.counters.overdue.get(), errors.take_overdue()), (0, None), "it waits");
             errors.resume();
             io.wake(id);
         }

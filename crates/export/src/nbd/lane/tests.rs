@@ -168,6 +168,25 @@ fn a_lane_is_drained_when_the_flush_has_ended_that_follows_what_had() {
     assert_eq!(told(&mut client), Some(EIO));
 }
 
+#[test]
+fn a_lane_that_is_stopped_begins_nothing_until_it_goes_on() {
+    let mut fixture = Fixture::of_zeroes(NEVER);
+    let mut client = fixture.connect(Vec::new());
+    fixture.await_clients(1);
+    fixture.io.quiesce(fixture.id, |_| ());
+    client.write_all(&request(0, command::READ, 512)).unwrap();
+    let look = |fixture: &mut Fixture| {
+        for _ in 0..3 {
+            fixture.io.wake(fixture.id);
+            fixture.io.turn().unwrap();
+        }
+        fixture.lane().core.requests
+    };
+    assert_eq!(look(&mut fixture), 0);
+    fixture.io.resume(fixture.id);
+    assert_eq!(look(&mut fixture), 1);
+}
+
 /// What there is to hear.
 fn heard(client: &mut UnixStream) -> usize {
     let (mut room, mut heard) = ([0; 1 << 16], 0);
