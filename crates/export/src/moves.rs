@@ -207,6 +207,7 @@ pub(crate) fn take_in(on: &LoopHandle<Worker>, disk: Arc<Disk>) -> io::Result<Di
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread::JoinHandle;
 
     use egret_disk::{EngineOptions, EngineSet};
@@ -266,5 +267,27 @@ mod tests {
             [home, away].iter().for_each(|of| of.send(EventLoop::stop));
             [first, second].into_iter().for_each(|thread| thread.join().unwrap());
         }
+    }
+
+    #[test]
+    fn who_stops_a_queue_without_disks_goes_on_when_it_knows() {
+        let (home, thread) = io(MonitorChoice::Ppoll);
+        let counts = QueueCounts { all: 1, diskless: 1 };
+        let (memory, kickless, errors) = Default::default();
+        let shared = Shared::new("e", counts, memory, kickless, errors, Vec::new(), std::slice::from_ref(&home));
+        let mut worker = Guest::new(false, Vec::new()).worker;
+        worker.set_home(home.clone());
+        lock(&shared.queues).running[0] = Some(home.attach(worker.into()).unwrap());
+        let has_run = Arc::new(AtomicBool::new(false));
+        let runs = Arc::clone(&has_run);
+        home.send(move |_| {
+            (0..1000).for_each(|_| std::thread::yield_now());
+            runs.store(true, Ordering::Relaxed);
+        });
+        let leaving = shared.stop(0, Leave::Nothing);
+        assert!(has_run.load(Ordering::Relaxed), "its loop has heard of it, after this");
+        assert!(leaving.wait().is_some());
+        home.send(EventLoop::stop);
+        thread.join().unwrap();
     }
 }

@@ -371,6 +371,51 @@ fn what_is_tried_for_want_of_space_has_no_export_go_on_that_has_stopped_for_more
 }
 
 #[test]
+fn when_one_request_has_found_space_all_go_on_that_had_found_none() {
+    let errors = stopping(None);
+    let once = InjectError {
+        event: DebugEvent::ReadAio,
+        state: None,
+        iotype: None,
+        errno: Errno::NOSPC,
+        sector: None,
+        once: true,
+    };
+    let blkdebug = DebugRules { inject_error: vec![once; 2], set_state: Vec::new() };
+    let null = DiskDriver::Null { size: SIZE, latency: Nanos::ZERO, read_zeroes: false };
+    let full = Arc::new(Disk::open(&Options { blkdebug, ..Options::new("full", null) }).unwrap());
+    let mut guest = Guest::of(Arc::clone(&errors), false, vec![Some(full)]);
+    guest.ask(IN, 2, 513);
+    let Guest { mut driver, worker, .. } = guest;
+    let mut io = event_loop(ClockReads::ByPhase);
+    let id = io.attach(worker.into()).map_err(|(_, e)| e).unwrap();
+    while queue(&mut io, id).counters.waiting.get() < 2 {
+        io.turn().unwrap();
+    }
+    while driver.reap().unwrap().is_none() {
+        assert_eq!(errors.status(), IoStatus::NoSpace);
+        io.turn().unwrap();
+    }
+    assert_eq!(errors.status(), IoStatus::Ok);
+}
+
+#[test]
+fn what_is_to_happen_first_wakes_a_queue_whatever_asked_to_be_woken_before() {
+    let timeout = Nanos::from_millis(40);
+    let errors = stopping(Some(timeout));
+    let (mut io, mut queues) = reading_with(&errors, true, [sick_disk(Errno::NOSPC, Nanos::from_millis(1_000_000))]);
+    let (_driver, id) = queues.pop().unwrap();
+    // It tries again in a second, and looks at what is in flight before that.
+    while queue(&mut io, id).counters.waiting.get() == 0 {
+        io.turn().unwrap();
+    }
+    io.wake(id);
+    io.turn().unwrap();
+    assert_eq!(errors.status(), IoStatus::NoSpace);
+    assert!(queue(&mut io, id).timer <= clock::now() + Nanos(timeout.0 / 4));
+}
+
+#[test]
 fn no_request_is_overdue_for_what_it_waited_while_its_export_was_stopped() {
     const TIMEOUT: Nanos = Nanos::from_millis(10_000);
     for (errno, what) in [(Errno::IO, "goes on"), (Errno::NOSPC, "is tried")] {
