@@ -275,3 +275,19 @@ fn pause(stop: &EventNotifier) -> bool {
     let second = Timespec { tv_sec: 1, tv_nsec: 0 };
     matches!(poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&second)), Ok(0))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn who_cannot_accept_clients_waits_a_second_unless_it_is_to_stop() {
+        let (stop, begun) = (EventNotifier::new().unwrap(), Instant::now());
+        assert!(pause(&stop));
+        assert!(begun.elapsed().as_secs() >= 1);
+        stop.set();
+        assert!(!pause(&stop));
+    }
+}

@@ -75,6 +75,12 @@ fn a_hall_that_is_full_has_room_when_its_first_guest_was_undisturbed_for_so_long
 }
 
 #[test]
+fn what_is_wrong_with_a_connection_is_said_as_the_system_or_tls_says_it() {
+    assert_eq!(describe(ChannelError::System(Errno::NOBUFS)), std::io::Error::from(Errno::NOBUFS).to_string());
+    assert_eq!(describe(ChannelError::Tls("it is too old".to_owned())), "TLS: it is too old");
+}
+
+#[test]
 fn a_hall_waits_for_as_long_as_it_is_to() {
     let Timespec { tv_sec, tv_nsec } = timespec(Duration::new(3, 5));
     assert_eq!((tv_sec, tv_nsec), (3, 5));
