@@ -135,6 +135,8 @@ fn every_request_is_done_answered_and_counted_whatever_headers_were_agreed_on() 
         let read = client.ask(0, command::READ, 512, 512, &[]);
         assert_eq!(client.hear().unwrap(), (refused, Err(error(Errno::INVAL))));
         assert_eq!(client.hear().unwrap(), (read, Ok((data[..512].to_vec(), Vec::new()))));
+        // What is refused and has none is followed by the next request.
+        assert_eq!(client.call(1 << 14, command::TRIM, 0, 512, &[]), Err(error(Errno::INVAL)));
         assert_eq!(client.call(0, command::READ, 0, 0, &[]), Ok((Vec::new(), Vec::new())));
         client.call(0, command::FLUSH, 0, 0, &[]).unwrap();
         client.call(0, command::CACHE, 0, 2 * MIB, &[]).unwrap();
