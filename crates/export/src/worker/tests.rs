@@ -401,18 +401,45 @@ fn when_one_request_has_found_space_all_go_on_that_had_found_none() {
 
 #[test]
 fn what_is_to_happen_first_wakes_a_queue_whatever_asked_to_be_woken_before() {
-    let timeout = Nanos::from_millis(40);
-    let errors = stopping(Some(timeout));
-    let (mut io, mut queues) = reading_with(&errors, true, [sick_disk(Errno::NOSPC, Nanos::from_millis(1_000_000))]);
-    let (_driver, id) = queues.pop().unwrap();
-    // It tries again in a second, and looks at what is in flight before that.
-    while queue(&mut io, id).counters.waiting.get() == 0 {
+    // It tries again in a second, and looks at what is in flight before that, or long after.
+    for (timeout, first) in [(40, 10), (400_000, 1_000)] {
+        let errors = stopping(Some(Nanos::from_millis(timeout)));
+        let sick = sick_disk(Errno::NOSPC, Nanos::from_millis(1_000_000));
+        let (mut io, mut queues) = reading_with(&errors, true, [sick]);
+        let (_driver, id) = queues.pop().unwrap();
+        while queue(&mut io, id).counters.waiting.get() == 0 {
+            io.turn().unwrap();
+        }
+        io.wake(id);
+        io.turn().unwrap();
+        assert_eq!(errors.status(), IoStatus::NoSpace);
+        assert!(queue(&mut io, id).timer <= clock::now() + Nanos::from_millis(first));
+    }
+}
+
+#[test]
+fn a_queue_that_nobody_kicks_is_looked_at_though_something_else_is_to_wake_it_much_later() {
+    // It looks at what is in flight in hours.
+    let errors = stopping(Some(Nanos::from_millis(1 << 30)));
+    let null = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(1 << 40), read_zeroes: false };
+    let slow = Arc::new(Disk::open(&Options::new("slow", null)).unwrap());
+    let mut guest = Guest::of(errors, false, vec![Some(slow)]);
+    guest.ask(IN, 1, 513);
+    let Guest { memory, mut driver, worker, file: _file } = guest;
+    let mut io = event_loop(ClockReads::ByPhase);
+    let id = io.attach(worker.into()).map_err(|(_, e)| e).unwrap();
+    while queue(&mut io, id).counters.in_flight.get() == 0 {
         io.turn().unwrap();
     }
-    io.wake(id);
+    // The next one is there when the loop waits already, and is found though nothing tells of it.
     io.turn().unwrap();
-    assert_eq!(errors.status(), IoStatus::NoSpace);
-    assert!(queue(&mut io, id).timer <= clock::now() + Nanos(timeout.0 / 4));
+    let (header, answer) = (HEADER + 16, ANSWERS + 1024);
+    assert!(memory.write(header, &[&GET_ID.to_le_bytes()[..], &[0; 12]].concat()));
+    driver.add(&[Piece { addr: header, len: 16 }], &[Piece { addr: answer, len: 21 }], 1).unwrap();
+    driver.publish();
+    while driver.reap().unwrap().is_none() {
+        io.turn().unwrap();
+    }
 }
 
 #[test]
