@@ -383,6 +383,18 @@ fn kick_ring(peer: &mut Peer, index: u32) -> (Region, OwnedFd) {
 }
 
 #[test]
+fn a_record_that_was_made_here_is_long_enough_for_rings_that_are_longer_than_was_asked_for() {
+    let io = IoThread::start();
+    let (mut peer, _export) = agreed(&io);
+    let of = |size| [size, 0, 1 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect::<Vec<u8>>();
+    peer.say(GET_INFLIGHT_FD, 0, &of(0), &[]);
+    let (size, record) = peer.hear_with().unwrap();
+    peer.0.read_exact(&mut [0; 16]).unwrap();
+    peer.say(SET_INFLIGHT_FD, 0, &of(size), &[record.unwrap().as_fd()]);
+    let _ring = start_ring(&mut peer, 0);
+}
+
+#[test]
 fn a_ring_that_is_kicked_waits_to_be_enabled_by_a_front_end_that_can_say_so_and_runs_where_it_cannot() {
     let io = IoThread::start();
     for (unwanted, runs) in [(0, false), (F_PROTOCOL_FEATURES, true)] {
