@@ -148,34 +148,45 @@ pub(crate) fn limits(file: &File, device: bool, blocks: Blocks) -> io::Result<Li
 
 /// What of a range of a file is holes: at most so many extents. A sector is data if some of it is.
 pub(crate) fn extents(file: &File, range: Range<u64>, most: usize) -> Result<Vec<Extent>, Errno> {
+    extents_by(|to| rustix::fs::seek(file, to), range, most)
+}
+
+/// Likewise, of a file in which `seek` looks.
+fn extents_by(
+    mut seek: impl FnMut(SeekFrom) -> Result<u64, Errno>,
+    range: Range<u64>,
+    most: usize,
+) -> Result<Vec<Extent>, Errno> {
     let sector = u64::from(SECTOR);
-    let find = |what: SeekFrom| match rustix::fs::seek(file, what) {
+    // What somebody has cut off is no hole: to read it is an error.
+    let len = seek(SeekFrom::End(0))?;
+    let end = range.end.min(len - len % sector);
+    let mut find = |what: SeekFrom| match seek(what) {
         // There is no more of it.
         Err(Errno::NXIO) => Ok(None),
         found => found.map(Some),
     };
-    // What somebody has cut off is no hole: to read it is an error.
-    let len = rustix::fs::seek(file, SeekFrom::End(0))?;
-    let end = range.end.min(len - len % sector);
     let mut extents: Vec<Extent> = Vec::new();
     let mut at = range.start;
     while at < end && extents.len() < most {
-        let data = find(SeekFrom::Data(at))?.map_or(end, |data| data - data % sector).max(at);
+        let found = find(SeekFrom::Data(at))?;
+        let data = found.map_or(end, |data| data - data % sector).max(at);
         let (len, is_hole) = if data > at {
             (data.min(end) - at, true)
         } else {
-            let hole = find(SeekFrom::Hole(at))?.map_or(end, |hole| hole.next_multiple_of(sector));
+            // Before it was found, in its sector, there may be a hole.
+            let hole = find(SeekFrom::Hole(found.unwrap_or(at)))?.map_or(end, |hole| hole.next_multiple_of(sector));
             (hole.min(end) - at, false)
         };
+        // Whoever discards at the same time may have made it of no length, which nobody is told of.
+        if len == 0 {
+            break;
+        }
         match extents.last_mut() {
             Some(last) if last.is_hole == is_hole => last.len += len,
             _ => extents.push(Extent { len, is_hole }),
         }
-        // Whoever writes at the same time may have made it of no length.
         at += len;
-        if len == 0 {
-            break;
-        }
     }
     if at == range.start { Err(Errno::AGAIN) } else { Ok(extents) }
 }
@@ -211,5 +222,50 @@ mod tests {
         assert_eq!(size(&file, false).unwrap(), 4096);
         assert!(size(&file, true).is_err() && blocks(&file, true).is_err() && !is_read_only_device(&file));
         assert!(discard_device(&file, 0, 4096).is_err());
+    }
+
+    /// What is told of a file of 8192 bytes, as from whence there is data up to where.
+    fn told(data: &[(u64, u64)], range: Range<u64>, most: usize) -> Result<Vec<(u64, bool)>, Errno> {
+        let seek = |to| match to {
+            SeekFrom::Data(at) => {
+                data.iter().find(|(_, end)| *end > at).map(|(start, _)| at.max(*start)).ok_or(Errno::NXIO)
+            }
+            SeekFrom::Hole(at) => {
+                Ok(data.iter().find(|(start, end)| (*start..*end).contains(&at)).map_or(at, |(_, end)| *end))
+            }
+            _ => Ok(8192),
+        };
+        let extents = extents_by(seek, range, most)?;
+        Ok(extents.into_iter().map(|Extent { len, is_hole }| (len, is_hole)).collect())
+    }
+
+    #[test]
+    fn a_sector_of_which_some_is_data_is_no_hole_and_what_is_alike_is_one_extent() {
+        assert_eq!(told(&[], 0..8192, 9), Ok(vec![(8192, true)]));
+        assert_eq!(told(&[(600, 700)], 0..8192, 9), Ok(vec![(512, true), (512, false), (7168, true)]));
+        let parts = [(1023, 1025), (1537, 1600), (4096, 5120)];
+        let all = [(512, true), (1536, false), (2048, true), (1024, false), (3072, true)];
+        assert_eq!(told(&parts, 0..8192, 9), Ok(all.to_vec()));
+        assert_eq!(
+            told(&parts, 0..8192, 2),
+            Ok(vec![(512, true), (1024, false)]),
+            "no more than so many are looked for"
+        );
+        assert_eq!(told(&parts, 1024..4608, 9), Ok(vec![(1024, false), (2048, true), (512, false)]));
+        // Of data that begins where data ended there is one piece; of what was cut off there is none.
+        assert_eq!(told(&[(0, 1000), (1024, 1536)], 0..10240, 9), Ok(vec![(1536, false), (6656, true)]));
+        assert_eq!(told(&[], 8192..10240, 9), Err(Errno::AGAIN));
+    }
+
+    #[test]
+    fn what_is_discarded_while_it_is_looked_at_is_no_extent_without_length() {
+        // It was data a moment ago.
+        let seek = |to| match to {
+            SeekFrom::Data(at) => Ok(4096.max(at)),
+            SeekFrom::Hole(at) => Ok(at),
+            _ => Ok(8192),
+        };
+        assert_eq!(extents_by(seek, 0..8192, 9), Ok(vec![Extent { len: 4096, is_hole: true }]));
+        assert_eq!(extents_by(seek, 4096..8192, 9), Err(Errno::AGAIN));
     }
 }

@@ -278,4 +278,16 @@ mod tests {
         tried(Locking::Auto).unwrap();
         tried(Locking::Off).unwrap();
     }
+
+    #[test]
+    fn an_image_that_is_locked_is_waited_for_before_it_is_refused() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let [ours, others] = [(); 2].map(|()| image.reopen().unwrap());
+        take(&others, UNSHARED + WRITE.0).unwrap();
+        let begun = Instant::now();
+        let locked = lock(&ours, image.path(), usage(false, Locking::Auto));
+        assert!(matches!(locked, Err(OpenCause::Locked { .. })));
+        assert!(begun.elapsed() >= LOCK_PATIENCE);
+        assert!(shown(&others).is_empty(), "nothing of it stays");
+    }
 }

@@ -181,8 +181,7 @@ impl Export {
         if let DeviceType::Nbd(offer) = &self.device {
             return offer.is_in_use();
         }
-        let queues = lock(&self.shared.queues);
-        self.shared.is_draining() || queues.stopping > 0 || queues.has_running()
+        self.shared.is_in_use()
     }
 
     /// Whether one of its queues runs, as none does from when it begins to stop.
@@ -302,4 +301,20 @@ fn pause(stop: &EventNotifier) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let second = Timespec { tv_sec: 1, tv_nsec: 0 };
     matches!(poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&second)), Ok(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn who_cannot_accept_clients_waits_a_second_unless_it_is_to_stop() {
+        let (stop, begun) = (EventNotifier::new().unwrap(), Instant::now());
+        assert!(pause(&stop));
+        assert!(begun.elapsed().as_secs() >= 1);
+        stop.set();
+        assert!(!pause(&stop));
+    }
 }

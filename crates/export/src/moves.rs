@@ -207,3 +207,91 @@ pub(crate) fn take_in(on: &LoopHandle<Worker>, disk: Arc<Disk>) -> io::Result<Di
     let asked = on.call(move |target| target.backend().attach(&disk)).map_err(io::Error::other)?;
     asked.map_err(io::Error::other)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread::JoinHandle;
+
+    use egret_disk::{EngineOptions, EngineSet};
+    use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice, spawn};
+    use egret_polling::{Parameters, PolicyKind};
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::peer_fd::PeerFd;
+    use crate::queues::{QueueCounts, Shared};
+    use crate::worker::tests::Guest;
+    use crate::worker::{Leave, QueueWorker};
+
+    fn io(monitor: MonitorChoice) -> (LoopHandle<Worker>, JoinHandle<()>) {
+        let options = LoopOptions {
+            name: "io".into(),
+            monitor,
+            policy: egret_polling::build(PolicyKind::Off, &Parameters::default()).unwrap(),
+            window_max: Nanos::ZERO,
+            idle_after: Nanos::MAX,
+            clock_reads: ClockReads::ByPhase,
+        };
+        let engines = |ring| EngineSet::new(EngineOptions { ring, ..EngineOptions::default() });
+        spawn(options, engines, |e| panic!("{e}")).unwrap()
+    }
+
+    #[test]
+    fn a_queue_that_cannot_run_elsewhere_goes_on_where_it_was_and_waits_for_who_stops_it_if_it_cannot_there_either() {
+        // Only ppoll can wait for a plain file.
+        for monitor in [MonitorChoice::Ppoll, MonitorChoice::Epoll] {
+            let ((home, first), (away, second)) = (io(monitor), io(MonitorChoice::Epoll));
+            let counts = QueueCounts { all: 2, diskless: 0 };
+            let (memory, kickless, errors) = Default::default();
+            let shared = Shared::new("e", counts, memory, kickless, errors, Vec::new(), std::slice::from_ref(&home));
+            let mut worker = Guest::new(false, Vec::new()).worker;
+            worker.set_home(home.clone());
+            worker.fds().kick = Some(PeerFd::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()));
+            let id = home.attach(worker.into()).unwrap();
+            let kick = PeerFd::new(File::open("/proc/self/stat").unwrap().into());
+            let swap = move |worker: &mut QueueWorker| worker.fds().kick.replace(kick);
+            lock(&shared.queues).running[1] = Some(id);
+            let _before = shared.change(1, swap).unwrap();
+
+            let moved = shift(&mut lock(&shared.queues), vec![(0, away.clone()), (1, away.clone())]);
+            assert!(matches!(moved, Err(Problem::System(e)) if e.kind() == io::ErrorKind::PermissionDenied));
+            let goes_on = monitor == MonitorChoice::Ppoll;
+            let queues = lock(&shared.queues);
+            assert!(queues.loops == [away.clone(), home.clone()], "the queue that does not run is to start there");
+            assert_eq!((queues.running[1].is_some(), queues.stranded.len()), (goes_on, usize::from(!goes_on)));
+            drop(queues);
+            assert_eq!(shared.change(1, |_| ()).is_some(), goes_on);
+            assert_eq!(away.call(|target| target.sources().count()).unwrap(), 0);
+
+            assert!(shared.stop(0, Leave::Nothing).wait().is_none());
+            assert!(shared.stop(1, Leave::Nothing).wait().is_some());
+            assert!(shared.stop(1, Leave::Nothing).wait().is_none(), "it is given back once");
+            [home, away].iter().for_each(|of| of.send(EventLoop::stop));
+            [first, second].into_iter().for_each(|thread| thread.join().unwrap());
+        }
+    }
+
+    #[test]
+    fn who_stops_a_queue_without_disks_goes_on_when_it_knows() {
+        let (home, thread) = io(MonitorChoice::Ppoll);
+        let counts = QueueCounts { all: 1, diskless: 1 };
+        let (memory, kickless, errors) = Default::default();
+        let shared = Shared::new("e", counts, memory, kickless, errors, Vec::new(), std::slice::from_ref(&home));
+        let mut worker = Guest::new(false, Vec::new()).worker;
+        worker.set_home(home.clone());
+        lock(&shared.queues).running[0] = Some(home.attach(worker.into()).unwrap());
+        let has_run = Arc::new(AtomicBool::new(false));
+        let runs = Arc::clone(&has_run);
+        home.send(move |_| {
+            (0..1000).for_each(|_| std::thread::yield_now());
+            runs.store(true, Ordering::Relaxed);
+        });
+        let leaving = shared.stop(0, Leave::Nothing);
+        assert!(has_run.load(Ordering::Relaxed), "its loop has heard of it, after this");
+        assert!(leaving.wait().is_some());
+        home.send(EventLoop::stop);
+        thread.join().unwrap();
+    }
+}

@@ -207,6 +207,12 @@ impl Shared {
         self.draining.load(Ordering::Acquire)
     }
 
+    /// Whether a client has queues running, or requests in flight that it has left behind or whose queue it stops.
+    pub(crate) fn is_in_use(&self) -> bool {
+        let queues = lock(&self.queues);
+        self.is_draining() || queues.stopping > 0 || queues.has_running()
+    }
+
     /// Makes a worker of a queue, and gives it to its loop.
     pub(crate) fn run(
         &self,
@@ -430,5 +436,57 @@ impl Shared {
     /// Sends the client BACKEND_CONFIG_CHANGE, if it has given a channel for that. Returns whether it was sent.
     pub(crate) fn notify_config_change(&self) -> bool {
         lock(&self.channel).as_ref().is_some_and(|channel| send_config_change(channel).is_ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared() -> Shared {
+        let (memory, kickless, errors) = Default::default();
+        Shared::new("e", QueueCounts { all: 0, diskless: 0 }, memory, kickless, errors, Vec::new(), &[])
+    }
+
+    #[test]
+    fn one_client_is_let_in_at_a_time_and_none_when_the_door_is_shut_which_it_is_behind_the_last() {
+        let shared = shared();
+        assert!(shared.let_in());
+        assert!(!shared.shut(), "somebody is in");
+        shared.let_out();
+        assert!(shared.let_in(), "it was not shut");
+        shared.let_out();
+        assert!(shared.shut() && shared.shut());
+        assert!(!shared.let_in());
+    }
+
+    #[test]
+    fn an_export_is_in_use_for_as_long_as_a_queue_runs_or_stops_or_what_a_client_has_left_behind_goes_on() {
+        let shared = shared();
+        assert!(!shared.is_in_use());
+        lock(&shared.queues).stopping = 2;
+        for stopping in [2, 1] {
+            assert!(shared.is_in_use(), "{stopping} stop");
+            shared.has_stopped();
+        }
+        assert!(!shared.is_in_use());
+        shared.set_draining(true);
+        assert!(shared.is_in_use());
+        shared.set_draining(false);
+        assert!(!shared.is_in_use());
+    }
+
+    #[test]
+    fn who_waits_for_queues_to_have_stopped_waits_for_the_last_of_them() {
+        let shared = shared();
+        let (held, awaited) = std::sync::mpsc::channel();
+        {
+            let mut queues = lock(&shared.queues);
+            (queues.stopping, queues.awaited) = (2, vec![held]);
+        }
+        shared.has_stopped();
+        assert_eq!(awaited.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
+        shared.has_stopped();
+        assert_eq!(awaited.try_recv(), Err(std::sync::mpsc::TryRecvError::Disconnected));
     }
 }

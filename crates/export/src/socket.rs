@@ -437,4 +437,21 @@ mod tests {
         shared.set_nonblocking(false).unwrap();
         assert!(matches!(socket.accept().unwrap(), Arrival::Nobody));
     }
+
+    #[test]
+    fn one_daemon_at_a_time_makes_a_socket_in_a_directory_and_waits_for_others_but_not_for_ever() {
+        use rustix::io::{FdFlags, fcntl_getfd};
+        let (dir, path) = place();
+        let held = lock_directory(&path).unwrap();
+        assert!(fcntl_getfd(&held).unwrap().contains(FdFlags::CLOEXEC));
+        let other = File::open(dir.path()).unwrap();
+        assert!(flock(&other, FlockOperation::NonBlockingLockExclusive).is_err());
+        let begun = Instant::now();
+        assert!(lock_directory(&path).is_none());
+        assert!(begun.elapsed() >= PATIENCE);
+        drop(held);
+        flock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
+        // In one's own directory it needs no other name.
+        assert!(lock_directory(Path::new("s")).is_some());
+    }
 }

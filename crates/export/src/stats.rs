@@ -192,6 +192,16 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_did_not_succeed_counts_as_an_error_whatever_became_of_it() {
+        for (status, errors) in [(Status::Ok, 0), (Status::IoError, 1), (Status::Unsupported, 1)] {
+            let counters = QueueCounters::default();
+            let completed = Completed { head: 0, written: 1, request_type: RequestType::Write, bytes: 512, status };
+            counters.count(&completed, Nanos(7));
+            assert_eq!(counters.op(RequestType::Write), OpStats { requests: 1, bytes: 512, errors });
+        }
+    }
+
+    #[test]
     fn a_sum_has_all_that_each_queue_has_counted_by_its_type() {
         let (one, other) = (QueueCounters::default(), QueueCounters::default());
         one.count_op(RequestType::Read, 512, true, Nanos(1000));

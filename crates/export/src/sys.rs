@@ -65,4 +65,18 @@ mod tests {
         drop(theirs);
         assert_eq!(unreceived(&ours), Ok(0), "what a peer that is gone had not received is gone with it");
     }
+
+    #[test]
+    fn a_peer_is_the_user_that_it_was_when_it_connected() {
+        // Who may become another does so, on a thread of its own: the system call knows of no other.
+        let connect = || {
+            const NOBODY: u32 = 65534;
+            // SAFETY: it takes numbers.
+            let is_another = unsafe { libc::syscall(libc::SYS_setresuid, -1, NOBODY, -1) } == 0;
+            let expected = if is_another { NOBODY } else { rustix::process::geteuid().as_raw() };
+            let (ours, _theirs) = UnixStream::pair().unwrap();
+            assert_eq!(peer_uid(&ours).unwrap(), expected);
+        };
+        std::thread::spawn(connect).join().unwrap();
+    }
 }

@@ -694,4 +694,4 @@ impl QueueWorker {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -135,6 +135,8 @@ fn every_request_is_done_answered_and_counted_whatever_headers_were_agreed_on() 
         let read = client.ask(0, command::READ, 512, 512, &[]);
         assert_eq!(client.hear().unwrap(), (refused, Err(error(Errno::INVAL))));
         assert_eq!(client.hear().unwrap(), (read, Ok((data[..512].to_vec(), Vec::new()))));
+        // What is refused and has none is followed by the next request.
+        assert_eq!(client.call(1 << 14, command::TRIM, 0, 512, &[]), Err(error(Errno::INVAL)));
         assert_eq!(client.call(0, command::READ, 0, 0, &[]), Ok((Vec::new(), Vec::new())));
         client.call(0, command::FLUSH, 0, 0, &[]).unwrap();
         client.call(0, command::CACHE, 0, 2 * MIB, &[]).unwrap();
@@ -156,6 +158,8 @@ fn every_request_is_done_answered_and_counted_whatever_headers_were_agreed_on() 
             assert_eq!(contexts[1..], [(2, vec![(SIZE - MIB, 1)])]);
             let (_, contexts) = client.call(REQ_ONE, command::BLOCK_STATUS, MIB, SIZE - MIB, &[]).unwrap();
             assert_eq!(contexts[0], (1, vec![(MIB, 0)]));
+            let (_, contexts) = client.call(0, command::BLOCK_STATUS, MIB, MIB / 2, &[]).unwrap();
+            assert_eq!(contexts, [(1, vec![(MIB / 2, 0)]), (2, vec![(MIB / 2, 1)])], "no more than was asked about");
         }
         // Nothing is answered to a farewell, but what was asked for before it.
         let read = client.ask(0, command::READ, 0, 2 * MIB, &[]);
@@ -294,7 +298,10 @@ fn names_are_exports_of_their_own_until_these_end_and_nobody_is_let_in_before_th
     let again = served.export(NbdOptions { writable: false, ..named("disk") }, &[&io]).unwrap();
     let client = NbdClient::choose(guest, "disk", Headers::Simple);
     assert_eq!((client.size, client.flags & export_flag::READ_ONLY), (SIZE, export_flag::READ_ONLY));
-    drop((client, again, other));
+    assert!(!again.ends_at_once(), "it has a client");
+    drop((client, again));
+    assert!(other.ends_at_once());
+    drop(other);
     // A socket that is taken is not taken over.
     let config = |address| NbdServerConfig { address, max_connections: 0, handshake_max: PATIENCE, tls: None };
     let unix = NbdAddress::Unix(served.socket(), Access::default());
@@ -302,6 +309,9 @@ fn names_are_exports_of_their_own_until_these_end_and_nobody_is_let_in_before_th
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let tcp = NbdAddress::Tcp("127.0.0.1".into(), listener.local_addr().unwrap().port());
     assert!(matches!(NbdServer::start(config(tcp)), Err(NbdServerError::Tcp(..))));
+    let socket = served.socket();
+    drop(served.server);
+    assert!(UnixStream::connect(socket).is_err(), "it listens as long as it is there");
 }
 
 #[test]

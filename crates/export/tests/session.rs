@@ -180,14 +180,17 @@ fn the_cache_mode_that_a_driver_chose_is_kept_with_its_record_of_what_is_in_flig
 #[test]
 fn a_record_is_as_long_as_the_layout_of_the_rings_asks_for() {
     let io = IoThread::start();
-    let asked: Vec<u8> = [0, 0, 128 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect();
+    let asked: Vec<u8> = [0, 4096, 128 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect();
     for (unwanted, packed) in [(RING_PACKED, false), (0, true)] {
         let (mut peer, _export) = peer(&io);
-        // For the longest rings, whatever it was asked for.
-        let size = |packed| InflightConfig { queues: 3, queue_size: 1024, packed }.bytes().to_ne_bytes();
-        assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..8], size(true), "before it is known which");
+        // For the longest rings, and at the beginning, whatever it was asked for.
+        let place = |packed| {
+            let size = InflightConfig { queues: 3, queue_size: 1024, packed }.bytes();
+            [size.to_ne_bytes(), [0; 8]].concat()
+        };
+        assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..16], place(true), "before it is known which");
         peer.agree_but(unwanted);
-        assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..8], size(packed));
+        assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..16], place(packed));
     }
 }
 
@@ -377,6 +380,18 @@ fn kick_ring(peer: &mut Peer, index: u32) -> (Region, OwnedFd) {
     peer.say(SET_VRING_ADDR, 0, &[words(&[index, 0]), longs(&[0x1000, 0x2000, 0x3000, 0])].concat(), &[]);
     peer.say(SET_VRING_KICK, 0, &longs(&[index.into()]), &[kick.as_fd()]);
     (region, kick)
+}
+
+#[test]
+fn a_record_that_was_made_here_is_long_enough_for_rings_that_are_longer_than_was_asked_for() {
+    let io = IoThread::start();
+    let (mut peer, _export) = agreed(&io);
+    let of = |size| [size, 0, 1 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect::<Vec<u8>>();
+    peer.say(GET_INFLIGHT_FD, 0, &of(0), &[]);
+    let (size, record) = peer.hear_with().unwrap();
+    peer.0.read_exact(&mut [0; 16]).unwrap();
+    peer.say(SET_INFLIGHT_FD, 0, &of(size), &[record.unwrap().as_fd()]);
+    let _ring = start_ring(&mut peer, 0);
 }
 
 #[test]
@@ -715,6 +730,23 @@ fn records_that_nobody_receives_are_not_sent_for_ever() {
     // Who receives them may have any number.
     let (mut peer, _export) = agreed(&io);
     assert!((0..100).all(|_| peer.ask(GET_INFLIGHT_FD, &asked).is_some()));
+}
+
+#[test]
+fn an_export_ends_at_once_where_nobody_is_connected_and_lets_nobody_in_then() {
+    let io = IoThread::start();
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("socket");
+    let used = export(&io, Address::Path(path.clone())).unwrap();
+    let mut peer = Peer(UnixStream::connect(&path).unwrap());
+    assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
+    assert!(!used.ends_at_once(), "it has a client, which has nothing running");
+    assert!(peer.hear().is_none());
+    drop(used);
+    let idle = export(&io, Address::Path(path.clone())).unwrap();
+    assert!(idle.ends_at_once());
+    let late = UnixStream::connect(&path);
+    assert!(late.is_err() || Peer(late.unwrap()).hear().is_none());
 }
 
 #[test]

@@ -232,34 +232,66 @@ mod tests {
     use crate::request::{Request, RequestToken};
     use crate::{Driver, Options};
     use egret_vring::memory::{IoVec, Lent};
+    use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+
+    /// An engine with two disks, which are read to one place.
+    struct Reading {
+        native: Native,
+        /// Dropped after the engine, which waits for its requests.
+        memory: Aligned,
+        _disks: [Arc<Disk>; 2],
+    }
+
+    impl Reading {
+        /// An engine of `depth` and `max_batch`; the first disk has so many requests in a batch at most.
+        fn new((depth, max_batch): (u32, u32), aio_max_batch: u32) -> Self {
+            let image = tempfile::NamedTempFile::new().unwrap();
+            image.as_file().set_len(1 << 20).unwrap();
+            let driver = Driver::File { filename: image.path().to_owned() };
+            let any = Options { direct: true, read_only: true, ..Options::new("disk0", driver) };
+            let mut native = Native::new(depth, max_batch, Arc::default()).unwrap();
+            let disks = [Options { aio_max_batch, ..any.clone() }, any].map(|of| Arc::new(Disk::open(&of).unwrap()));
+            disks.iter().zip(0..).for_each(|(disk, slot)| native.attach(slot, disk).unwrap());
+            Self { native, memory: Aligned::zeroed(4096, 4096), _disks: disks }
+        }
+
+        /// Has a block read of the disk at each of these slots.
+        fn submit(&mut self, slots: impl IntoIterator<Item = u32>) {
+            let base = self.memory.bytes().as_mut_ptr();
+            for slot in slots {
+                // SAFETY: the memory outlives the engine.
+                let buffers = unsafe { Lent::assume(vec![IoVec::new(base, 4096)]) };
+                let request = Request { op: Op::Read, offset: 0, len: 4096, buffers, token: RequestToken(slot.into()) };
+                self.native.push(Job::new(slot, request));
+            }
+            self.native.submit(Nanos::ZERO);
+        }
+
+        fn await_completion(&mut self) {
+            while !self.native.has_completions() {
+                std::thread::yield_now();
+            }
+        }
+
+        /// What has ended: the slot, and what came of it.
+        fn reap(&mut self) -> Vec<(u32, Result<(), Errno>)> {
+            let mut ended = Vec::new();
+            self.native.reap(Nanos::ZERO, &mut |job| ended.push((job.slot, job.result)));
+            ended
+        }
+    }
 
     /// Submits reads of two disks, the first with so many requests in a batch at most, by an engine of `depth` and
     /// `max_batch`: one for each slot that is named.
     fn submitted(
-        (depth, max_batch): (u32, u32),
+        shape: (u32, u32),
         aio_max_batch: u32,
         slots: impl IntoIterator<Item = u32>,
         look: impl FnOnce(&mut Native),
     ) {
-        let image = tempfile::NamedTempFile::new().unwrap();
-        image.as_file().set_len(1 << 20).unwrap();
-        let driver = Driver::File { filename: image.path().to_owned() };
-        let any = Options { direct: true, read_only: true, ..Options::new("disk0", driver) };
-        let mut memory = Aligned::zeroed(4096, 4096);
-        let base = memory.bytes().as_mut_ptr();
-        let mut native = Native::new(depth, max_batch, Arc::default()).unwrap();
-        let disks = [Options { aio_max_batch, ..any.clone() }, any].map(|of| Arc::new(Disk::open(&of).unwrap()));
-        disks.iter().zip(0..).for_each(|(disk, slot)| native.attach(slot, disk).unwrap());
-        for slot in slots {
-            // SAFETY: the memory outlives the engine, which waits for its requests.
-            let buffers = unsafe { Lent::assume(vec![IoVec::new(base, 4096)]) };
-            native
-                .push(Job::new(slot, Request { op: Op::Read, offset: 0, len: 4096, buffers, token: RequestToken(0) }));
-        }
-        native.submit(Nanos::ZERO);
-        look(&mut native);
-        drop(native);
-        drop(memory);
+        let mut reading = Reading::new(shape, aio_max_batch);
+        reading.submit(slots);
+        look(&mut reading.native);
     }
 
     #[test]
@@ -272,6 +304,14 @@ mod tests {
             assert_eq!(waiting.len(), 96);
             assert!(waiting.iter().all(|&place| native.flying.get_mut(place).unwrap().slot() == 0));
         });
+    }
+
+    #[test]
+    fn a_disk_that_is_let_go_of_leaves_its_places_to_the_other() {
+        let mut reading = Reading::new((8, 0), 0);
+        reading.native.detach(1);
+        reading.submit([0; 100]);
+        assert_eq!(reading.native.pending.taken(), 7, "all but one, for a disk that may come");
     }
 
     #[test]
@@ -288,5 +328,48 @@ mod tests {
         assert_eq!(batches(0, 0), 1);
         assert_eq!(batches(0, 2), 3, "2 and all of the other's, 2, 2");
         assert_eq!(batches(2, 4), 6, "the smaller counts");
+    }
+
+    /// `IOCB_CMD_POLL`.
+    const POLL: u16 = 5;
+
+    /// Takes up all that a context has room for, and gives it back with the context only.
+    fn fill(context: &Context, nobody_signals: &EventNotifier) {
+        let never = nobody_signals.as_raw_fd() as u32;
+        let mut poll = Iocb { data: u64::MAX, opcode: POLL, fd: never, buf: libc::POLLIN as u64, ..Iocb::default() };
+        // SAFETY: the iocb lives through each call, and touches no memory.
+        while let Ok(taken) = unsafe { context.submit(&mut [&raw mut poll]) } {
+            assert_eq!(taken, 1);
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_has_no_room_for_waits_for_what_it_has_of_the_engine_s_and_fails_if_that_is_nothing() {
+        let again = Errno::AGAIN;
+        // Each processor has some room set aside.
+        let mut here = CpuSet::new();
+        here.set(sched_getcpu());
+        sched_setaffinity(None, &here).unwrap();
+        let mut reading = Reading::new((8, 0), 0);
+        let nobody_signals = EventNotifier::new().unwrap();
+        reading.submit([0]);
+        fill(&reading.native.context, &nobody_signals);
+        // Not even one of them is taken, and they wait in the order in which they came.
+        reading.submit([1, 1]);
+        assert_eq!((reading.native.pending.taken(), reading.native.refused.len()), (1, 0));
+        reading.await_completion();
+        assert_eq!(reading.reap(), [(0, Ok(()))]);
+        // There is room for one again.
+        reading.submit([]);
+        assert_eq!(reading.native.pending.taken(), 1);
+        reading.await_completion();
+        assert_eq!(reading.reap(), [(1, Ok(()))]);
+        // Now others have all of it, and nothing of the engine's ends any more.
+        fill(&reading.native.context, &nobody_signals);
+        reading.submit([0]);
+        let mut ended = reading.reap();
+        ended.sort_by_key(|(slot, _)| *slot);
+        assert_eq!(ended, [(0, Err(again)), (1, Err(again))]);
+        assert_eq!(reading.native.pending.taken(), 0);
     }
 }

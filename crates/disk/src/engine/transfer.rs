@@ -111,8 +111,10 @@ mod tests {
     fn a_short_transfer_goes_on_where_it_stopped_and_keeps_its_buffers() {
         let mut memory = [1u8; 4096];
         let mut transfer = transfer(Op::Read, &mut memory);
+        assert_eq!(transfer.left(), 4096);
         assert!(matches!(transfer.advance(512, 512), Next::Again));
         assert_eq!((transfer.offset(), transfer.buffers().len(), transfer.buffers()[0].len()), (8704, 2, 512));
+        assert_eq!(transfer.left(), 3584);
         assert!(matches!(transfer.advance(-4, 512), Next::Again));
         assert!(matches!(transfer.advance(1024, 512), Next::Again));
         assert_eq!((transfer.offset(), transfer.buffers().len(), transfer.buffers()[0].len()), (9728, 1, 2560));

@@ -101,3 +101,23 @@ impl Throttle {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_in_its_group_until_it_is_in_another_or_gone() {
+        let groups = ["one", "other"].map(|name| ThrottleGroup::new(name, Limits::default()));
+        let members = || groups.each_ref().map(|group| group.lock().members());
+        let throttle = Throttle::default();
+        for (group, expected) in
+            [(Some(0), [1, 0]), (Some(0), [1, 0]), (Some(1), [0, 1]), (None, [0, 0]), (Some(0), [1, 0])]
+        {
+            throttle.set_group(group.map(|at: usize| &groups[at]));
+            assert_eq!(members(), expected);
+        }
+        drop(throttle);
+        assert_eq!(members(), [0, 0]);
+    }
+}

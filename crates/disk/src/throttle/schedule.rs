@@ -71,6 +71,12 @@ impl Schedule {
         id
     }
 
+    /// How many disks have joined and not left.
+    #[cfg(test)]
+    pub(super) fn members(&self) -> usize {
+        self.disks.len()
+    }
+
     pub(super) fn leave(&mut self, disk: DiskId) {
         self.disks.remove(&disk);
     }

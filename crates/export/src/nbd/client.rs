@@ -199,7 +199,7 @@ pub(super) struct Client {
     /// How much of the first piece was sent.
     sent: usize,
     /// Memory that its data takes.
-    memory: usize,
+    pub(super) memory: usize,
 }
 
 impl Client {

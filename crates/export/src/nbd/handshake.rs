@@ -384,11 +384,11 @@ impl Handshake {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// An option's bytes.
-    fn said(option: u32, data: &[u8]) -> Vec<u8> {
+    pub(in crate::nbd) fn said(option: u32, data: &[u8]) -> Vec<u8> {
         [&b"IHAVEOPT"[..], &option.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data].concat()
     }
 
@@ -406,7 +406,7 @@ mod tests {
         answers
     }
 
-    fn kinds(output: &[u8]) -> Vec<u32> {
+    pub(in crate::nbd) fn kinds(output: &[u8]) -> Vec<u32> {
         answers(output).into_iter().map(|(kind, _)| kind).collect()
     }
 
@@ -613,6 +613,15 @@ mod tests {
             }
             assert_eq!(kinds(handshake.output()), expected);
             assert!(handshake.input.is_empty());
+        }
+    }
+
+    #[test]
+    fn who_reads_nothing_is_answered_until_so_much_waits_for_him() {
+        let mut handshake = greeted(1);
+        for (waiting, wants) in [(MOST_OUTPUT - 1, true), (MOST_OUTPUT, false)] {
+            *handshake.output() = vec![0; waiting];
+            assert_eq!(handshake.wants(), wants);
         }
     }
 

@@ -94,6 +94,19 @@ struct Registry {
     left: EventNotifier,
 }
 
+#[cfg(test)]
+impl Registry {
+    /// One that lets clients in.
+    fn open() -> Arc<Self> {
+        Arc::new(Self {
+            offers: Mutex::default(),
+            clients: AtomicUsize::new(0),
+            is_open: AtomicBool::new(true),
+            left: EventNotifier::new().unwrap(),
+        })
+    }
+}
+
 /// An export's name, while it is in a server's list.
 pub(super) struct Listed {
     registry: Arc<Registry>,
@@ -122,13 +135,7 @@ impl Place {
     /// One of a server that there is not.
     #[cfg(test)]
     pub(super) fn nowhere() -> Self {
-        let registry = Registry {
-            offers: Mutex::default(),
-            clients: AtomicUsize::new(0),
-            is_open: AtomicBool::new(true),
-            left: EventNotifier::new().unwrap(),
-        };
-        Self::new(&Arc::new(registry), &Arc::default())
+        Self::new(&Registry::open(), &Arc::default())
     }
 }
 
@@ -301,16 +308,8 @@ impl Hall {
     fn serve(mut self, stop: &EventNotifier) {
         loop {
             let now = Instant::now();
-            self.rests_until = self.rests_until.filter(|until| *until > now);
-            let room_at = self.guests.first().filter(|_| self.guests.len() >= MOST_GUESTS);
-            let room_at = room_at.map(|first| first.since + UNDISTURBED).filter(|at| *at > now);
-            let is_open = self.registry.is_open.load(Ordering::Acquire);
-            let lets_in = is_open && !self.is_full() && room_at.is_none() && self.rests_until.is_none();
-            let deadlines =
-                self.guests.iter().filter_map(|guest| guest.deadline).chain(self.rests_until).chain(room_at);
-            let is_behind = self.guests.iter().any(Guest::is_behind).then_some(now);
-            let timeout =
-                deadlines.chain(is_behind).min().map(|nearest| timespec(nearest.saturating_duration_since(now)));
+            let (lets_in, wakes_at) = self.look_ahead(now);
+            let timeout = wakes_at.map(|at| timespec(at.saturating_duration_since(now)));
             let mut fds = vec![
                 PollFd::new(stop, PollFlags::IN),
                 PollFd::new(&self.registry.left, PollFlags::IN),
@@ -333,6 +332,18 @@ impl Hall {
                 self.let_in();
             }
         }
+    }
+
+    /// Whether somebody is let in now, and when there is something to do though nobody says anything.
+    fn look_ahead(&mut self, now: Instant) -> (bool, Option<Instant>) {
+        self.rests_until = self.rests_until.filter(|until| *until > now);
+        let room_at = self.guests.first().filter(|_| self.guests.len() >= MOST_GUESTS);
+        let room_at = room_at.map(|first| first.since + UNDISTURBED).filter(|at| *at > now);
+        let is_open = self.registry.is_open.load(Ordering::Acquire);
+        let lets_in = is_open && !self.is_full() && room_at.is_none() && self.rests_until.is_none();
+        let deadlines = self.guests.iter().filter_map(|guest| guest.deadline).chain(self.rests_until).chain(room_at);
+        let is_behind = self.guests.iter().any(Guest::is_behind).then_some(now);
+        (lets_in, deadlines.chain(is_behind).min())
     }
 
     /// Whether all places are taken.
@@ -466,3 +477,6 @@ impl Guest {
 fn timespec(length: Duration) -> Timespec {
     Timespec { tv_sec: length.as_secs().cast_signed(), tv_nsec: length.subsec_nanos().into() }
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,16 +24,16 @@ const GET_ID: u32 = 8;
 const SIZE: u64 = 1 << 20;
 
 /// A queue with a driver, in memory of their own.
-struct Guest {
+pub(crate) struct Guest {
     memory: Arc<GuestMemory>,
     /// What is behind that.
     file: File,
     driver: Driver,
-    worker: QueueWorker,
+    pub(crate) worker: QueueWorker,
 }
 
 impl Guest {
-    fn new(packed: bool, disks: Vec<Option<Arc<Disk>>>) -> Self {
+    pub(crate) fn new(packed: bool, disks: Vec<Option<Arc<Disk>>>) -> Self {
         Self::of(ErrorHandling::new("e", Default::default()), packed, disks)
     }
 
@@ -387,6 +387,78 @@ fn what_is_tried_for_want_of_space_has_no_export_go_on_that_has_stopped_for_more
 }
 
 #[test]
+fn when_one_request_has_found_space_all_go_on_that_had_found_none() {
+    let errors = stopping(None);
+    let once = InjectError {
+        event: DebugEvent::ReadAio,
+        state: None,
+        iotype: None,
+        errno: Errno::NOSPC,
+        sector: None,
+        once: true,
+    };
+    let blkdebug = DebugRules { inject_error: vec![once; 2], set_state: Vec::new() };
+    let null = DiskDriver::Null { size: SIZE, latency: Nanos::ZERO, read_zeroes: false };
+    let full = Arc::new(Disk::open(&Options { blkdebug, ..Options::new("full", null) }).unwrap());
+    let mut guest = Guest::of(Arc::clone(&errors), false, vec![Some(full)]);
+    guest.ask(IN, 2, 513);
+    let Guest { mut driver, worker, .. } = guest;
+    let mut io = event_loop(ClockReads::ByPhase);
+    let id = io.attach(worker.into()).map_err(|(_, e)| e).unwrap();
+    while queue(&mut io, id).counters.waiting.get() < 2 {
+        io.turn().unwrap();
+    }
+    while driver.reap().unwrap().is_none() {
+        assert_eq!(errors.status(), IoStatus::NoSpace);
+        io.turn().unwrap();
+    }
+    assert_eq!(errors.status(), IoStatus::Ok);
+}
+
+#[test]
+fn what_is_to_happen_first_wakes_a_queue_whatever_asked_to_be_woken_before() {
+    // It tries again in a second, and looks at what is in flight before that, or long after.
+    for (timeout, first) in [(40, 10), (400_000, 1_000)] {
+        let errors = stopping(Some(Nanos::from_millis(timeout)));
+        let sick = sick_disk(Errno::NOSPC, Nanos::from_millis(1_000_000));
+        let (mut io, mut queues) = reading_with(&errors, true, [sick]);
+        let (_driver, id) = queues.pop().unwrap();
+        while queue(&mut io, id).counters.waiting.get() == 0 {
+            io.turn().unwrap();
+        }
+        io.wake(id);
+        io.turn().unwrap();
+        assert_eq!(errors.status(), IoStatus::NoSpace);
+        assert!(queue(&mut io, id).timer <= clock::now() + Nanos::from_millis(first));
+    }
+}
+
+#[test]
+fn a_queue_that_nobody_kicks_is_looked_at_though_something_else_is_to_wake_it_much_later() {
+    // It looks at what is in flight in hours.
+    let errors = stopping(Some(Nanos::from_millis(1 << 30)));
+    let null = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(1 << 40), read_zeroes: false };
+    let slow = Arc::new(Disk::open(&Options::new("slow", null)).unwrap());
+    let mut guest = Guest::of(errors, false, vec![Some(slow)]);
+    guest.ask(IN, 1, 513);
+    let Guest { memory, mut driver, worker, file: _file } = guest;
+    let mut io = event_loop(ClockReads::ByPhase);
+    let id = io.attach(worker.into()).map_err(|(_, e)| e).unwrap();
+    while queue(&mut io, id).counters.in_flight.get() == 0 {
+        io.turn().unwrap();
+    }
+    // The next one is there when the loop waits already, and is found though nothing tells of it.
+    io.turn().unwrap();
+    let (header, answer) = (HEADER + 16, ANSWERS + 1024);
+    assert!(memory.write(header, &[&GET_ID.to_le_bytes()[..], &[0; 12]].concat()));
+    driver.add(&[Piece { addr: header, len: 16 }], &[Piece { addr: answer, len: 21 }], 1).unwrap();
+    driver.publish();
+    while driver.reap().unwrap().is_none() {
+        io.turn().unwrap();
+    }
+}
+
+#[test]
 fn no_request_is_overdue_for_what_it_waited_while_its_export_was_stopped() {
     const TIMEOUT: Nanos = Nanos::from_millis(10_000);
     for (errno, what) in [(Errno::IO, "goes on"), (Errno::NOSPC, "is tried")] {
@@ -400,6 +472,9 @@ fn no_request_is_overdue_for_what_it_waited_while_its_export_was_stopped() {
         queue(&mut io, id).begun.iter_mut().for_each(|begun| begun.at = Nanos::ZERO);
         assert!(clock::now() > TIMEOUT);
         if errno == Errno::IO {
+            let worker = queue(&mut io, id);
+            worker.look_for_overdue(clock::now());
+            assert_eq!((worker.counters.overdue.get(), errors.take_overdue()), (0, None), "it waits");
             errors.resume();
             io.wake(id);
         }
@@ -440,6 +515,9 @@ fn a_queue_finds_out_by_itself_that_a_request_is_overdue_and_that_it_is_so_no_lo
                 io.turn().unwrap();
             }
             assert!(driver.reap().unwrap().is_some());
+            // Who is overdue next is told of again.
+            errors.begin_overdue(TIMEOUT);
+            assert_eq!(errors.take_overdue(), Some(TIMEOUT));
         }
         let left = u64::from(latency == NEVER);
         assert_eq!(queue(&mut io, id).counters.in_flight.get(), left, "kicked: {are_kicked}");

@@ -21,6 +21,7 @@ use rustix::net::{
 };
 
 pub const RING_PACKED: u64 = 1 << 34;
+pub const RING_EVENT_IDX: u64 = 1 << 29;
 
 /// Waits for what shows on no descriptor.
 pub fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -119,6 +120,7 @@ impl Peer {
     pub fn hear(&mut self) -> Option<Vec<u8>> {
         let mut header = [0; 12];
         self.0.read_exact(&mut header).ok()?;
+        assert_eq!(header[4..8], 5u32.to_ne_bytes(), "an answer, of the first version");
         let mut body = vec![0; u32::from_ne_bytes(header[8..].try_into().unwrap()) as usize];
         self.0.read_exact(&mut body).ok()?;
         Some(body)

@@ -105,6 +105,22 @@ fn a_disk_is_not_exchanged_before_a_queue_that_stops_has_let_go_of_it() {
 }
 
 #[test]
+fn a_disk_is_not_exchanged_before_the_last_of_its_queues_is_drained() {
+    let io = [IoThread::start(), IoThread::start()];
+    let slow = disk(Nanos::from_millis(500));
+    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, Arc::clone(&slow));
+    let mut machine = Machine::boot(ours, Layout::Split);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    machine.send(FIRST, &READ, 4096);
+    await_that("the read to begin", || export.stats().in_flight == 1);
+    let change = DiskSwap { old: Arc::clone(&slow), new: disk(Nanos::ZERO) };
+    reopen(&[&export], &[change]).unwrap();
+    assert!(machine.rings[REQUESTS as usize].driver.has_used());
+    assert_eq!(Arc::strong_count(&slow), 1);
+    assert_eq!(machine.answer(), GOOD);
+}
+
+#[test]
 fn what_an_io_thread_cannot_run_stays_as_it_was_everywhere() {
     // More than the system lets anybody have.
     let loops = [IoThread::start(), IoThread::with_aio_depth(u32::MAX / 2)];
@@ -152,6 +168,7 @@ fn a_request_that_does_not_end_makes_a_change_fail_and_keeps_the_queue_where_it_
     assert!(export.resize_lun(FIRST, MIB).unwrap());
     assert_eq!(machine.event(), (3, 0, 0x092a));
     assert_eq!(machine.answer(), GOOD);
+    assert_eq!(Arc::strong_count(&new), 1, "nobody has come to use it since");
     assert!(export.run_on(&to).unwrap().whole > Nanos::ZERO);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), (0, 2, 0x2a));
 }

@@ -13,9 +13,9 @@ use egret_vring::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::peer::{
-    GET_QUEUE_NUM, GET_VRING_BASE, IoThread, Peer, RING_PACKED, SET_MEM_TABLE, SET_VRING_ADDR, SET_VRING_BASE,
-    SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_NUM, await_that, export_config, longs,
-    words,
+    GET_QUEUE_NUM, GET_VRING_BASE, IoThread, Peer, RING_EVENT_IDX, RING_PACKED, SET_MEM_TABLE, SET_VRING_ADDR,
+    SET_VRING_BASE, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_NUM, await_that,
+    export_config, longs, words,
 };
 
 pub const MIB: u64 = 1 << 20;
@@ -90,12 +90,18 @@ impl Machine {
 
     /// One that has handed over nothing but its memory.
     pub fn new(stream: UnixStream, layout: Layout) -> Self {
+        Self::with(stream, layout, true)
+    }
+
+    /// Likewise, whose rings have event indices or have none.
+    pub fn with(stream: UnixStream, layout: Layout, event_idx: bool) -> Self {
         let mut peer = Peer(stream);
         let (packed, base) = match layout {
             Layout::Split => (false, 0),
             Layout::Packed => (true, PACKED_BASE as u16),
         };
-        peer.agree_but(if packed { 0 } else { RING_PACKED });
+        let unwanted = [(RING_PACKED, packed), (RING_EVENT_IDX, event_idx)];
+        peer.agree_but(unwanted.into_iter().filter(|(_, is_wanted)| !is_wanted).map(|(feature, _)| feature).sum());
         let queues = peer.ask_u64(GET_QUEUE_NUM) as u32;
         assert!(queues > REQUESTS);
         let region = Region::anonymous(MEMORY, 0x20_0000).unwrap();
@@ -104,7 +110,7 @@ impl Machine {
         let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
         let mut rings = Vec::new();
         for index in 0..queues {
-            let config = DriverConfig { size: 16, packed, event_idx: true, indirect: None, base };
+            let config = DriverConfig { size: 16, packed, event_idx, indirect: None, base };
             let at = MEMORY + u64::from(index) * 0x1_0000;
             let driver = ring::Driver::new(&memory, at, config).unwrap();
             let fd = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();

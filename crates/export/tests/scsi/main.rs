@@ -53,6 +53,24 @@ fn a_unit_that_comes_while_the_queues_run_is_told_of_served_resized_and_taken_aw
 }
 
 #[test]
+fn a_driver_that_knows_no_event_indices_is_called_for_each_answer() {
+    let io = IoThread::start();
+    for layout in [Layout::Split, Layout::Packed] {
+        let (ours, _export) = listening(&io, disk(Nanos::ZERO));
+        let mut machine = Machine::with(ours, layout, false);
+        machine.start_rings();
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+        for _ in 0..4 {
+            machine.send(FIRST, &READ, 4096);
+            let call = &machine.rings[REQUESTS as usize].call;
+            await_signal(call);
+            rustix::io::read(call, &mut [0; 8]).unwrap();
+            assert_eq!(machine.answer(), GOOD);
+        }
+    }
+}
+
+#[test]
 fn buffers_for_events_stay_in_the_ring_when_the_queue_stops() {
     let io = IoThread::start();
     for (layout, bases) in [(Layout::Split, [0, 1]), (Layout::Packed, [PACKED_BASE, PACKED_BASE + 0x2_0002])] {

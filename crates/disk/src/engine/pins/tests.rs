@@ -217,11 +217,16 @@ fn memory_that_cannot_be_pinned_is_told_of_once_and_not_tried_again() {
     file.write_all_at(&[1; 8192], 0).unwrap();
     let rules = MemoryRules { files: MemoryFiles::Any, pin: true, ..MemoryRules::default() };
     let region = GuestRegion { guest_addr: 0, size: 8192, user_addr: 0, file, offset: 0 };
-    let memory = Arc::new(GuestMemory::under(rules).with(region).unwrap());
+    let other = GuestRegion::anonymous(1 << 32, 4096).unwrap();
+    other.file.write_all_at(&[1; 4096], 0).unwrap();
+    let memory = Arc::new(GuestMemory::under(rules).with(region).unwrap().with(other).unwrap());
     let told = Rc::new(Cell::new(0));
     let tells = Rc::clone(&told);
     let pinning = Pinning { tell: Box::new(move |_| tells.set(tells.get() + 1)), ..pinning(&memory) };
     let map = rig.pins.enter(&rig.ring, pinning).unwrap();
+    rig.await_buffer(map, &piece(&memory, 4096, 0, 4096));
+    assert_eq!(rig.pinned(), 4096);
+    // What was pinned of it before is given back.
     for _ in 0..3 {
         assert_eq!(rig.pins.buffer(map, &piece(&memory, 8192, 0, 4096)), None);
         rig.settle();

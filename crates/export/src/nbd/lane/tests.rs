@@ -5,7 +5,10 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use egret_disk::{DebugEvent, DebugRules, Driver, EngineOptions, InjectError, IoType, Options};
+use egret_disk::{
+    BlockLimits, Blocks, DebugEvent, DebugRules, Driver, Engine, EngineError, EngineOptions, InjectError, IoType,
+    OpenCause, Options, Remote, RemoteDisk, RemoteKind, Shape,
+};
 use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice};
 use egret_nbd::Channel;
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
@@ -165,6 +168,25 @@ fn a_lane_is_drained_when_the_flush_has_ended_that_follows_what_had() {
     assert_eq!(told(&mut client), Some(EIO));
 }
 
+#[test]
+fn a_lane_that_is_stopped_begins_nothing_until_it_goes_on() {
+    let mut fixture = Fixture::of_zeroes(NEVER);
+    let mut client = fixture.connect(Vec::new());
+    fixture.await_clients(1);
+    fixture.io.quiesce(fixture.id, |_| ());
+    client.write_all(&request(0, command::READ, 512)).unwrap();
+    let look = |fixture: &mut Fixture| {
+        for _ in 0..3 {
+            fixture.io.wake(fixture.id);
+            fixture.io.turn().unwrap();
+        }
+        fixture.lane().core.requests
+    };
+    assert_eq!(look(&mut fixture), 0);
+    fixture.io.resume(fixture.id);
+    assert_eq!(look(&mut fixture), 1);
+}
+
 /// What there is to hear.
 fn heard(client: &mut UnixStream) -> usize {
     let (mut room, mut heard) = ([0; 1 << 16], 0);
@@ -270,6 +292,108 @@ fn the_data_of_a_client_and_of_all_of_a_lane_takes_so_much_memory_and_each_has_a
         fixture.await_clients(clients);
         while fixture.goes_on() {}
         assert_eq!(fixture.lane().core.pool.taken(), mib * MIB, "{clients} clients");
+    }
+}
+
+#[test]
+fn the_memory_of_a_client_is_given_back_however_its_requests_end_and_whatever_it_is_told() {
+    let null = |read_zeroes| Driver::Null { size: 64 << 20, latency: Nanos::ZERO, read_zeroes };
+    let error = |iotype| InjectError {
+        event: DebugEvent::None,
+        state: None,
+        iotype: Some(iotype),
+        errno: Errno::IO,
+        sector: Some(0),
+        once: false,
+    };
+    let inject_error = [IoType::Read, IoType::Write].map(error).into();
+    let sick =
+        Options { blkdebug: DebugRules { inject_error, set_state: Vec::new() }, ..Options::new("n", null(true)) };
+    for (what, disk) in
+        [("holes", Options::new("n", null(true))), ("data", Options::new("n", null(false))), ("errors", sick)]
+    {
+        for headers in [Headers::Simple, Headers::Structured] {
+            let mut fixture = Fixture::of(&disk);
+            let data = vec![1; MIB + 512];
+            let write = [request(0, command::WRITE, data.len() as u64), data].concat();
+            let asked = [write, request(0, command::READ, 3 << 20), request(0, command::CACHE, 3 << 20)].concat();
+            let mut client = fixture.connect_with(headers, asked);
+            fixture.await_clients(1);
+            let settle = |fixture: &mut Fixture, client: &mut UnixStream| {
+                while fixture.lane().core.requests > 0 || fixture.lane().core.pool.taken() > 0 {
+                    heard(client);
+                    fixture.io.wake(fixture.id);
+                    fixture.io.turn().unwrap();
+                }
+                assert_eq!(fixture.lane().clients[0].as_ref().unwrap().memory, 0, "{what}, {headers:?}");
+            };
+            settle(&mut fixture, &mut client);
+            // So is that of a single part.
+            client.write_all(&request(0, command::READ, 4096)).unwrap();
+            fixture.io.turn().unwrap();
+            settle(&mut fixture, &mut client);
+        }
+    }
+}
+
+/// A disk of which only its shape is asked for.
+#[derive(Debug)]
+struct Far;
+
+impl Remote for Far {
+    fn kind(&self) -> RemoteKind {
+        RemoteKind::Nbd
+    }
+
+    fn name(&self) -> &str {
+        "far"
+    }
+
+    fn open(&self) -> Result<Shape, OpenCause> {
+        let limits = BlockLimits {
+            max_discard: MIB as u64,
+            discard_granularity: 512,
+            max_write_zeroes: MIB as u64,
+            optimal_io: 0,
+        };
+        Ok(Shape { size: MIB as u64, blocks: Blocks { logical: 512, physical: 512 }, limits })
+    }
+
+    fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
+        unimplemented!("nothing is asked of it")
+    }
+
+    fn ask_size(&self) -> std::io::Result<u64> {
+        Ok(MIB as u64)
+    }
+
+    fn can_resize(&self) -> bool {
+        false
+    }
+
+    fn resize(&self, _bytes: u64) -> std::io::Result<()> {
+        Err(Errno::NOTSUP.into())
+    }
+
+    fn flush(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+#[test]
+fn zeroes_that_are_to_be_fast_or_not_at_all_are_refused_where_they_may_be_slow_and_others_are_not() {
+    use command_flag::{FAST_ZERO, FUA, NO_HOLE};
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let core = &mut fixture.lane().core;
+    core.disk = Arc::new(Disk::open(&Options::new("far", Driver::Remote(RemoteDisk::new(Far)))).unwrap());
+    assert!(!core.disk.zeroes_fast());
+    for flags in [0, NO_HOLE, FUA, NO_HOLE | FUA] {
+        let ask = |flags| {
+            let asked = Request { flags, command: command::WRITE_ZEROES, cookie: 7, offset: 0, length: 512 };
+            Kind::of(&asked, Headers::Simple, Contexts::default(), core)
+        };
+        assert_eq!(ask(flags), Ok(Kind::WriteZeroes { unmap: flags & NO_HOLE == 0, fua: flags & FUA != 0 }));
+        assert_eq!(ask(flags | FAST_ZERO), Err(Errno::OPNOTSUPP));
     }
 }
 
