@@ -249,7 +249,7 @@ mod tests {
             let mut worker = Guest::new(false, Vec::new()).worker;
             worker.set_home(home.clone());
             worker.fds().kick = Some(PeerFd::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()));
-            let id = home.attach(worker.into()).unwrap();
+            let id = home.attach(worker.into()).map_err(|(_, e)| e).unwrap();
             let kick = PeerFd::new(File::open("/proc/self/stat").unwrap().into());
             let swap = move |worker: &mut QueueWorker| worker.fds().kick.replace(kick);
             lock(&shared.queues).running[1] = Some(id);
@@ -281,7 +281,7 @@ mod tests {
         let shared = Shared::new("e", counts, memory, kickless, errors, Vec::new(), std::slice::from_ref(&home));
         let mut worker = Guest::new(false, Vec::new()).worker;
         worker.set_home(home.clone());
-        lock(&shared.queues).running[0] = Some(home.attach(worker.into()).unwrap());
+        lock(&shared.queues).running[0] = Some(home.attach(worker.into()).map_err(|(_, e)| e).unwrap());
         let has_run = Arc::new(AtomicBool::new(false));
         let runs = Arc::clone(&has_run);
         home.send(move |_| {
