@@ -40,6 +40,8 @@ const TURN: u64 = 1 << 20;
 const CALL_WORK: u64 = 4 << 10;
 /// How long an engine that is new waits for its connection at least.
 const FIRST_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a server that is about to end has for what it was asked before.
+const LAST_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where a thread leaves a connection for an engine.
 #[derive(Debug)]
@@ -97,6 +99,8 @@ struct Up {
     is_blocked: bool,
     /// It may take something again.
     is_announced: bool,
+    /// The server is about to end: it is asked for nothing more, and has until then to answer what it was.
+    until: Option<Nanos>,
 }
 
 /// Why there is no connection any more.
@@ -151,6 +155,7 @@ impl NbdEngine {
             is_readable: true,
             is_blocked: false,
             is_announced: false,
+            until: None,
         }));
     }
 
@@ -158,12 +163,15 @@ impl NbdEngine {
     #[cold]
     fn lose(&mut self, why: &Lost, now: Nanos) {
         tracing::warn!("blockdev '{}': {why}", self.disk.target.node_name);
-        if let Link::Up(up) = &self.link {
+        let delay = self.disk.target.reconnect_delay;
+        let down = Link::Down { until: (!delay.is_zero()).then(|| now + nanos(delay)) };
+        if let Link::Up(up) = std::mem::replace(&mut self.link, down) {
             // It is closed by another thread, later than the next may be here.
             let _ = epoll::delete(&self.epoll, &up.connection.channel);
+            if matches!(why, Lost::Shutdown) && up.outgoing.is_empty() {
+                up.connection.close();
+            }
         }
-        let delay = self.disk.target.reconnect_delay;
-        self.link = Link::Down { until: (!delay.is_zero()).then(|| now + nanos(delay)) };
         self.fresh = self.commands.rewind().into();
         if delay.is_zero() {
             self.fail_fresh();
@@ -181,8 +189,10 @@ impl NbdEngine {
 
     fn send(&mut self, now: Nanos) {
         let Link::Up(up) = &mut self.link else { return };
-        let Up { connection, outgoing, is_blocked, is_announced, .. } = &mut **up;
-        while let Some(place) = self.fresh.pop_front() {
+        let Up { connection, outgoing, is_blocked, is_announced, until, .. } = &mut **up;
+        while until.is_none()
+            && let Some(place) = self.fresh.pop_front()
+        {
             match self.commands.begin(place, &connection.export) {
                 Next::Send => outgoing.push(place),
                 Next::Over => finish(&mut self.commands, &mut self.done, place, Ok(())),
@@ -225,10 +235,15 @@ impl NbdEngine {
         let Link::Up(up) = &mut self.link else { return };
         let mut budget = TURN;
         while up.is_readable && budget > 0 {
-            match up.receive(&mut self.commands, &mut self.done, &self.disk) {
+            match up.receive(&mut self.commands, &mut self.done, &self.disk, now) {
                 Ok(work) => budget = budget.saturating_sub(work),
                 Err(why) => return self.lose(&why, now),
             }
+        }
+        // What it has not answered it may still do, after what is done over the next connection.
+        let is_quiet = up.outgoing.is_empty() && !self.commands.awaits_replies();
+        if up.until.is_some_and(|until| is_quiet || until <= now) {
+            self.lose(&Lost::Shutdown, now);
         }
     }
 }
@@ -270,8 +285,8 @@ impl Engine for NbdEngine {
     fn deadline(&self) -> Option<Nanos> {
         match &self.link {
             // What comes of replies, and what a turn had no room for.
-            Link::Up(up) if !self.fresh.is_empty() || up.has_output() && !up.is_blocked => Some(Nanos::ZERO),
-            Link::Up(_) => None,
+            Link::Up(up) if up.has_output() && !up.is_blocked => Some(Nanos::ZERO),
+            Link::Up(up) => up.until.or_else(|| (!self.fresh.is_empty()).then_some(Nanos::ZERO)),
             Link::Down { until } => *until,
         }
     }
@@ -325,9 +340,14 @@ impl Up {
     }
 
     /// Receives once, and says how much work that was.
-    fn receive(&mut self, commands: &mut Commands, done: &mut VecDeque<Box<Job>>, disk: &Shared) -> Result<u64, Lost> {
-        let Self { connection, outgoing, incoming, is_readable, .. } = self;
-        let mut ends = false;
+    fn receive(
+        &mut self,
+        commands: &mut Commands,
+        done: &mut VecDeque<Box<Job>>,
+        disk: &Shared,
+        now: Nanos,
+    ) -> Result<u64, Lost> {
+        let Self { connection, outgoing, incoming, is_readable, until, .. } = self;
         let received = match incoming.is_full() {
             true => Ok(Some(Received { bytes: 0, more: true })),
             false => incoming.receive(&mut connection.channel, commands),
@@ -337,6 +357,7 @@ impl Up {
                 incoming.digest(commands, &connection.export, |commands, place| {
                     let error = commands.get(place).and_then(|command| command.error);
                     match (commands.advance(place, &connection.export), error) {
+                        (Next::Send, _) if until.is_some() => {}
                         (Next::Send, _) => outgoing.push(place),
                         (Next::Over, None) => {
                             if commands.get(place).is_some_and(|command| changes(command.job.request.op)) {
@@ -345,13 +366,13 @@ impl Up {
                             finish(commands, done, place, Ok(()));
                         }
                         // It waits for the next connection ("Terminating the transmission phase").
-                        (Next::Over, Some(Errno::SHUTDOWN)) => ends = true,
+                        (Next::Over, Some(Errno::SHUTDOWN)) => {
+                            until.get_or_insert_with(|| now + nanos(LAST_PATIENCE));
+                            outgoing.keep_begun();
+                        }
                         (Next::Over, Some(e)) => finish(commands, done, place, Err(e)),
                     }
                 })?;
-                if ends {
-                    return Err(Lost::Shutdown);
-                }
                 // If replies are to come, the end of the connection could be there already, and nothing would announce it.
                 *is_readable = more || incoming.is_full() || commands.awaits_replies();
                 // Records that hold nothing cost time, too.

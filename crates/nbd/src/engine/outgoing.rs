@@ -33,6 +33,12 @@ impl Outgoing {
         self.queue.is_empty()
     }
 
+    /// Leaves all but what is begun, which has to be ended.
+    pub(super) fn keep_begun(&mut self) {
+        self.queue.truncate(usize::from(self.sent > 0));
+        self.alone = self.alone.min(self.queue.len());
+    }
+
     /// Sends once, of the data no more than `most` bytes; returns how many bytes that was.
     ///
     /// # Errors

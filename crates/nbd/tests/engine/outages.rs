@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use egret_disk::Op;
-use egret_event_loop::Backend as _;
+use egret_event_loop::{Backend as _, clock};
 use egret_nbd::protocol::{BlockSizes, command, export_flag};
 use egret_vring::memory::IoVec;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -158,6 +158,58 @@ fn a_server_that_is_about_to_end_is_asked_again_when_it_is_there_again_however_o
         assert_eq!((offset, data), (512, vec![9; 512]));
         assert!(peer.is_left());
     }
+}
+
+#[test]
+fn what_a_server_that_is_about_to_end_was_asked_before_is_awaited_and_nothing_else_asked() {
+    let (mut rig, mut peer, server) = connected(Says::default());
+    let ids = [rig.write(0, &[1; 512]), rig.write(512, &[2; 512])];
+    rig.submit();
+    let [first, second] = [peer.request().0, peer.request().0];
+    peer.fail(&second, 108);
+    rig.turn(HANGS);
+    let later = rig.write(0, &[3; 512]);
+    rig.turn(Duration::ZERO);
+    peer.done(&first);
+    let next = std::thread::spawn(move || {
+        let mut next = server.accept(Says::default());
+        let writes = [(); 2].map(|()| {
+            let (request, data) = next.request();
+            next.done(&request);
+            (request.offset, data[0])
+        });
+        (writes, next, server)
+    });
+    for id in [ids[0], ids[1], later] {
+        assert_eq!(rig.wait(id).0, Ok(()));
+    }
+    assert_eq!(next.join().unwrap().0, [(512, 2), (0, 3)]);
+    assert_eq!(peer.request().0.command, command::DISCONNECT);
+    assert!(peer.is_left());
+}
+
+#[test]
+fn a_server_that_is_about_to_end_and_leaves_something_unanswered_is_awaited_for_so_long() {
+    let (mut rig, mut peer, server) = connected(Says::default());
+    let ids = [rig.write(0, &[1; 512]), rig.write(512, &[2; 512])];
+    rig.submit();
+    let [_, second] = [peer.request().0, peer.request().0];
+    peer.fail(&second, 108);
+    rig.turn(HANGS);
+    let due = rig.engines.deadline().unwrap();
+    assert!(due > clock::now(), "nothing is looked at before");
+    rig.engines.reap(due, &mut |ended| panic!("{ended:?}"));
+    let next = std::thread::spawn(move || {
+        let mut next = server.accept(Says::default());
+        let offsets = [(); 2].map(|()| {
+            let (request, _) = next.request();
+            next.done(&request);
+            request.offset
+        });
+        (offsets, next, server)
+    });
+    ids.iter().for_each(|id| assert_eq!(rig.wait(*id).0, Ok(())));
+    assert_eq!(next.join().unwrap().0, [0, 512]);
 }
 
 #[test]
