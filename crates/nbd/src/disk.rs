@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use egret_disk::{BlockLimits, Blocks, Engine, EngineError, OpenCause, Remote, RemoteKind, Shape};
@@ -56,7 +56,8 @@ struct State {
     export: Export,
     /// A connection that no engine uses.
     idle: Option<Connection>,
-    engines: usize,
+    /// Where each is given a connection.
+    engines: Vec<Weak<Line>>,
 }
 
 impl NbdDisk {
@@ -106,7 +107,7 @@ impl Remote for NbdDisk {
             target: self.target.clone(),
             stop,
             connector,
-            state: Mutex::new(State { export: nothing, idle: None, engines: 0 }),
+            state: Mutex::new(State { export: nothing, idle: None, engines: Vec::new() }),
             left: Condvar::new(),
             is_changed: AtomicBool::new(false),
         });
@@ -127,7 +128,7 @@ impl Remote for NbdDisk {
         if !self.target.read_only && export.has(export_flag::READ_ONLY) {
             return Err(self.error("the server has it for reading only; use read-only=on"));
         }
-        *shared.state() = State { export, idle: Some(connection), engines: 0 };
+        *shared.state() = State { export, idle: Some(connection), engines: Vec::new() };
         let blocks = blocks(&export);
         let unlimited = BlockLimits::unlimited(blocks.physical);
         let max_discard = if export.has(export_flag::SEND_TRIM) { unlimited.max_discard } else { 0 };
@@ -138,7 +139,7 @@ impl Remote for NbdDisk {
     fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
         let shared = self.shared().map_err(|e| EngineError::Remote(e.to_string()))?;
         let mut state = shared.state();
-        if state.engines > 0 && !shared.takes_several(&state.export) {
+        if !state.engines.is_empty() && !shared.takes_several(&state.export) {
             return Err(EngineError::Remote(format!(
                 "'{}': the server does not say that a flush on one connection is for what was written on others \
                  (NBD_FLAG_CAN_MULTI_CONN), so that one I/O thread has to serve all of the disk; name one iothread",
@@ -146,7 +147,7 @@ impl Remote for NbdDisk {
             )));
         }
         let engine = NbdEngine::new(Arc::clone(shared), state.idle.take())?;
-        state.engines += 1;
+        state.engines.push(Arc::downgrade(engine.line()));
         Ok(Box::new(engine))
     }
 
@@ -195,7 +196,7 @@ pub fn engine_over(socket: OwnedFd, export: Export) -> Result<Box<dyn Engine>, E
         target,
         stop: EventNotifier::new().map_err(EngineError::Event)?,
         connector: channel().0,
-        state: Mutex::new(State { export, idle: None, engines: 1 }),
+        state: Mutex::new(State { export, idle: None, engines: Vec::new() }),
         left: Condvar::new(),
         is_changed: AtomicBool::new(false),
     };
@@ -234,15 +235,15 @@ impl Shared {
 
     fn ask_size(&self) -> io::Result<u64> {
         let mut state = self.state();
-        if state.engines > 0 && !self.takes_several(&state.export) {
+        if !state.engines.is_empty() && !self.takes_several(&state.export) {
             // The server takes no other connection, and says it when there is a new one.
             return Ok(state.export.size);
         }
         // It may be the only one that the server takes.
         let mut spare = state.idle.take();
-        let was_idle = spare.is_some();
         // A flush on the next one need not be for what was written on this.
-        let is_owed = was_idle && !self.takes_several(&state.export) && state.export.has(export_flag::SEND_FLUSH);
+        let is_owed =
+            spare.is_some() && !self.takes_several(&state.export) && state.export.has(export_flag::SEND_FLUSH);
         drop(state);
         if is_owed && self.is_changed.swap(false, Ordering::AcqRel) {
             let flushed = self.flush_over(spare, Instant::now() + connect::PATIENCE);
@@ -251,13 +252,24 @@ impl Shared {
         spare.into_iter().for_each(Connection::close);
         let connection = Connection::make(&self.target, &self.stop).map_err(io::Error::other)?;
         let size = connection.export.size;
+        let mut made = Some(connection);
         let mut state = self.state();
         state.export.size = size;
-        if was_idle && state.engines == 0 {
-            state.idle = Some(connection);
-        } else {
-            connection.close();
+        // A server goes by what it has told on each connection: no guest is to know of more than its own.
+        let engines: Vec<_> = state.engines.iter().filter_map(Weak::upgrade).collect();
+        drop(state);
+        for line in engines.iter().filter(|line| line.knows_less_than(size)) {
+            let next = made.take().map_or_else(|| Connection::make(&self.target, &self.stop), Ok);
+            let next = next.map_err(io::Error::other)?;
+            self.accept(&next.export).map_err(io::Error::other)?;
+            line.give(next);
         }
+        let mut state = self.state();
+        // One that an engine has left meanwhile may know less.
+        let left = state.idle.take().filter(|left| left.export.size >= size);
+        state.idle = if state.engines.is_empty() { made.take().or(left) } else { left };
+        drop(state);
+        made.into_iter().for_each(Connection::close);
         Ok(size)
     }
 
@@ -269,17 +281,17 @@ impl Shared {
         }
         if !self.takes_several(&state.export) {
             // Its connection comes back with the engine.
-            let waited = self.left.wait_timeout_while(state, FLUSH_PATIENCE, |state| state.engines > 0);
+            let waited = self.left.wait_timeout_while(state, FLUSH_PATIENCE, |state| !state.engines.is_empty());
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        if state.engines > 0 && !self.takes_several(&state.export) {
+        if !state.engines.is_empty() && !self.takes_several(&state.export) {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let idle = state.idle.take();
         drop(state);
         let connection = self.flush_over(idle, deadline)?;
         let mut state = self.state();
-        if state.engines == 0 {
+        if state.engines.is_empty() {
             state.idle = Some(connection);
         } else {
             connection.close();
@@ -325,7 +337,7 @@ impl Shared {
         if !self.target.read_only && new.has(export_flag::READ_ONLY) {
             return Err("the export is for reading only now".to_owned());
         }
-        if state.engines > 1 && !self.takes_several(new) {
+        if state.engines.len() > 1 && !self.takes_several(new) {
             return Err("the server takes one connection now, and several I/O threads have the disk".to_owned());
         }
         state.export = *new;
@@ -333,9 +345,9 @@ impl Shared {
     }
 
     /// An engine leaves, and its connection if it still has one that is idle.
-    pub(crate) fn leave(&self, idle: Option<Connection>) {
+    pub(crate) fn leave(&self, line: &Arc<Line>, idle: Option<Connection>) {
         let mut state = self.state();
-        state.engines -= 1;
+        state.engines.retain(|engine| engine.as_ptr() != Arc::as_ptr(line));
         if let Some(connection) = idle {
             match &state.idle {
                 None => state.idle = Some(connection),

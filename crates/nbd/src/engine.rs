@@ -18,7 +18,7 @@ mod outgoing;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -49,13 +49,21 @@ pub(crate) struct Line {
     waiting: Mutex<Option<Connection>>,
     is_there: AtomicBool,
     bell: EventNotifier,
+    /// The size that the engine's connection was made for. Of one that is to be made it may be any.
+    size: AtomicU64,
 }
 
 impl Line {
+    /// Has the engine go on over another connection: from here on it begins nothing over the one that it has.
     pub(crate) fn give(&self, connection: Connection) {
+        self.size.store(connection.export.size, Ordering::Relaxed);
         *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
         self.is_there.store(true, Ordering::Release);
         self.bell.set();
+    }
+
+    pub(crate) fn knows_less_than(&self, size: u64) -> bool {
+        self.size.load(Ordering::Relaxed) < size
     }
 
     fn take(&self) -> Option<Connection> {
@@ -99,6 +107,8 @@ struct Up {
     is_blocked: bool,
     /// It may take something again.
     is_announced: bool,
+    /// What is used instead as soon as nothing is in flight over this one.
+    next: Option<Connection>,
     /// The server is about to end: it is asked for nothing more, and has until then to answer what it was.
     until: Option<Nanos>,
 }
@@ -123,7 +133,8 @@ impl NbdEngine {
         let bell = EventNotifier::new().map_err(event)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| event(e.into()))?;
         epoll::add(&epoll, &bell, epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(|e| event(e.into()))?;
-        let line = Arc::new(Line { waiting: Mutex::default(), is_there: AtomicBool::new(false), bell });
+        let size = connection.as_ref().map_or(u64::MAX, |connection| connection.export.size).into();
+        let line = Arc::new(Line { waiting: Mutex::default(), is_there: AtomicBool::new(false), bell, size });
         let patience = disk.target.reconnect_delay.max(FIRST_PATIENCE);
         let mut new = Self {
             disk,
@@ -142,6 +153,10 @@ impl NbdEngine {
         Ok(new)
     }
 
+    pub(crate) const fn line(&self) -> &Arc<Line> {
+        &self.line
+    }
+
     fn connected(&mut self, connection: Connection) {
         let data = epoll::EventData::new_u64(1);
         if let Err(e) = epoll::add(&self.epoll, &connection.channel, data, epoll::EventFlags::IN) {
@@ -155,6 +170,7 @@ impl NbdEngine {
             is_readable: true,
             is_blocked: false,
             is_announced: false,
+            next: None,
             until: None,
         }));
     }
@@ -164,19 +180,43 @@ impl NbdEngine {
     fn lose(&mut self, why: &Lost, now: Nanos) {
         tracing::warn!("blockdev '{}': {why}", self.disk.target.node_name);
         let delay = self.disk.target.reconnect_delay;
-        let down = Link::Down { until: (!delay.is_zero()).then(|| now + nanos(delay)) };
-        if let Link::Up(up) = std::mem::replace(&mut self.link, down) {
-            // It is closed by another thread, later than the next may be here.
-            let _ = epoll::delete(&self.epoll, &up.connection.channel);
-            if matches!(why, Lost::Shutdown) && up.outgoing.is_empty() {
-                up.connection.close();
-            }
+        let left = self.leave_connection((!delay.is_zero()).then(|| now + nanos(delay)));
+        if matches!(why, Lost::Shutdown) {
+            left.into_iter().for_each(Connection::close);
         }
-        self.fresh = self.commands.rewind().into();
         if delay.is_zero() {
             self.fail_fresh();
         }
+        self.line.size.store(u64::MAX, Ordering::Relaxed);
         self.disk.wish(&self.line);
+    }
+
+    /// Leaves the connection: all that was pushed waits for another, until then. Returns it, unless a message is begun.
+    #[cold]
+    fn leave_connection(&mut self, until: Option<Nanos>) -> Option<Connection> {
+        self.fresh = self.commands.rewind().into();
+        let Link::Up(up) = std::mem::replace(&mut self.link, Link::Down { until }) else { return None };
+        // It is closed by another thread, later than the next may be here.
+        let _ = epoll::delete(&self.epoll, &up.connection.channel);
+        up.outgoing.is_empty().then_some(up.connection)
+    }
+
+    /// Goes over to the connection that is there instead, or leaves a server that is about to end, when all that the server was
+    /// asked is answered: what it has not answered it may still do, after what is done over the next.
+    fn move_on(&mut self, now: Nanos) {
+        let Link::Up(up) = &mut self.link else { return };
+        let is_quiet = up.outgoing.is_empty() && !self.commands.awaits_replies();
+        let is_over = up.until.is_some_and(|until| until <= now);
+        if up.begins() || !is_quiet && !is_over {
+            return;
+        }
+        match up.next.take() {
+            Some(next) => {
+                self.leave_connection(None).into_iter().for_each(Connection::close);
+                self.connected(next);
+            }
+            None => self.lose(&Lost::Shutdown, now),
+        }
     }
 
     /// Jobs that have waited for too long, or for which there is no waiting.
@@ -189,10 +229,9 @@ impl NbdEngine {
 
     fn send(&mut self, now: Nanos) {
         let Link::Up(up) = &mut self.link else { return };
-        let Up { connection, outgoing, is_blocked, is_announced, until, .. } = &mut **up;
-        while until.is_none()
-            && let Some(place) = self.fresh.pop_front()
-        {
+        let begins = up.begins() && !self.line.is_there.load(Ordering::Acquire);
+        let Up { connection, outgoing, is_blocked, is_announced, .. } = &mut **up;
+        while begins && let Some(place) = self.fresh.pop_front() {
             match self.commands.begin(place, &connection.export) {
                 Next::Send => outgoing.push(place),
                 Next::Over => finish(&mut self.commands, &mut self.done, place, Ok(())),
@@ -240,11 +279,6 @@ impl NbdEngine {
                 Err(why) => return self.lose(&why, now),
             }
         }
-        // What it has not answered it may still do, after what is done over the next connection.
-        let is_quiet = up.outgoing.is_empty() && !self.commands.awaits_replies();
-        if up.until.is_some_and(|until| is_quiet || until <= now) {
-            self.lose(&Lost::Shutdown, now);
-        }
     }
 }
 
@@ -271,9 +305,13 @@ impl Engine for NbdEngine {
         if self.line.is_there.load(Ordering::Relaxed)
             && let Some(connection) = self.line.take()
         {
-            self.connected(connection);
+            match &mut self.link {
+                Link::Up(up) => up.next = Some(connection),
+                Link::Down { .. } => self.connected(connection),
+            }
         }
         self.receive(now);
+        self.move_on(now);
         if let Link::Down { until } = &mut self.link
             && until.take_if(|until| *until <= now).is_some()
         {
@@ -286,7 +324,8 @@ impl Engine for NbdEngine {
         match &self.link {
             // What comes of replies, and what a turn had no room for.
             Link::Up(up) if up.has_output() && !up.is_blocked => Some(Nanos::ZERO),
-            Link::Up(up) => up.until.or_else(|| (!self.fresh.is_empty()).then_some(Nanos::ZERO)),
+            Link::Up(up) if !self.fresh.is_empty() && up.begins() => Some(Nanos::ZERO),
+            Link::Up(up) => up.until,
             Link::Down { until } => *until,
         }
     }
@@ -317,14 +356,14 @@ impl NbdEngine {
             return;
         }
         let link = std::mem::replace(&mut self.link, Link::Down { until: None });
-        let idle = match link {
-            Link::Up(up) if self.commands.is_empty() => {
+        let idle = match (self.line.take(), link) {
+            (None, Link::Up(up)) if self.commands.is_empty() => {
                 let _ = epoll::delete(&self.epoll, &up.connection.channel);
                 Some(up.connection)
             }
-            _ => self.line.take(),
+            (given, _) => given,
         };
-        self.disk.leave(idle);
+        self.disk.leave(&self.line, idle);
     }
 }
 
@@ -335,6 +374,11 @@ impl Drop for NbdEngine {
 }
 
 impl Up {
+    /// Whether what is pushed is sent over it.
+    const fn begins(&self) -> bool {
+        self.next.is_none() && self.until.is_none()
+    }
+
     fn has_output(&self) -> bool {
         !self.outgoing.is_empty() || !self.connection.channel.is_flushed()
     }

@@ -1,6 +1,7 @@
 //! A disk of several I/O threads, and of none.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use egret_disk::Disk;
 use egret_nbd::Target;
@@ -131,4 +132,50 @@ fn opening_is_tried_for_as_long_as_it_was_told_and_else_once() {
         server.accept(Says::default());
         assert!(disk.join().unwrap().is_ok());
     });
+}
+
+#[test]
+fn what_a_disk_has_grown_by_is_asked_for_over_connections_that_know_of_it() {
+    let server = Server::new();
+    let (disk, mut peer) = opened(&server, Says::default(), server.target(0));
+    let disk = disk.unwrap();
+    let (mut first, mut second) = (Rig::new(&disk).unwrap(), Rig::new(&disk).unwrap());
+    let mut other = server.accept(Says::default());
+    let write = second.write(512, &[2; 512]);
+    let serving = std::thread::spawn(move || {
+        let (request, _) = other.request();
+        other.done(&request);
+        other
+    });
+    assert_eq!(second.wait(write).0, Ok(()));
+    let other = serving.join().unwrap();
+    // It is in flight, and is answered where it was asked for.
+    let before = first.write(0, &[1; 512]);
+    first.submit();
+    let (request, _) = peer.request();
+    let grown = std::thread::scope(|scope| {
+        let size = scope.spawn(|| disk.refresh_size().unwrap());
+        let grown = [(); 2].map(|()| server.accept(Says { size: 2 << 20, ..Says::default() }));
+        assert_eq!(size.join().unwrap(), 2 << 20);
+        grown
+    });
+    let after = [first.write(3 << 19, &[3; 512]), second.write(3 << 19, &[4; 512])];
+    first.turn(Duration::ZERO);
+    assert!(!first.is_done(before));
+    peer.done(&request);
+    let serving = grown.map(|mut peer| {
+        std::thread::spawn(move || {
+            let (request, data) = peer.request();
+            peer.done(&request);
+            (request.offset, data[0], peer)
+        })
+    });
+    assert_eq!([before, after[0]].map(|id| first.wait(id).0), [Ok(()); 2]);
+    assert_eq!(second.wait(after[1]).0, Ok(()));
+    let served = serving.map(|serving| serving.join().unwrap());
+    assert_eq!(served.each_ref().map(|(offset, data, _)| (*offset, *data)), [(3 << 19, 3), (3 << 19, 4)]);
+    for mut old in [peer, other] {
+        assert_eq!(old.request().0.command, command::DISCONNECT);
+        assert!(old.is_left());
+    }
 }
