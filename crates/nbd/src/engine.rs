@@ -57,7 +57,9 @@ impl Line {
     /// Has the engine go on over another connection: from here on it begins nothing over the one that it has.
     pub(crate) fn give(&self, connection: Connection) {
         self.size.store(connection.export.size, Ordering::Relaxed);
-        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+        // The engine is not to clear the bell before it has rung.
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        *waiting = Some(connection);
         self.is_there.store(true, Ordering::Release);
         self.bell.set();
     }
@@ -67,11 +69,10 @@ impl Line {
     }
 
     fn take(&self) -> Option<Connection> {
-        if !self.is_there.swap(false, Ordering::Acquire) {
-            return None;
-        }
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_there.store(false, Ordering::Relaxed);
         self.bell.clear();
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take()
+        waiting.take()
     }
 }
 
@@ -450,4 +451,42 @@ const fn changes(op: Op) -> bool {
 
 fn nanos(time: Duration) -> Nanos {
     Nanos(time.as_nanos().try_into().unwrap_or(u64::MAX / 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+    use crate::channel::Channel;
+    use crate::handshake::Export;
+    use crate::protocol::{BlockSizes, Headers};
+
+    #[test]
+    fn the_bell_of_a_connection_is_silent_when_it_is_taken_however_soon() {
+        let bell = EventNotifier::new().unwrap();
+        let (waiting, is_there) = (Mutex::default(), AtomicBool::default());
+        let line = &Line { waiting, is_there, bell, size: AtomicU64::default() };
+        thread::scope(|scope| {
+            let ((given, gives), (heard, goes_on)) = (channel(), channel());
+            scope.spawn(move || {
+                while goes_on.recv().is_ok() {
+                    let export = Export { size: 0, flags: 0, blocks: BlockSizes::default(), headers: Headers::Simple };
+                    line.give(Connection { channel: Channel::new(UnixStream::pair().unwrap().0.into()), export });
+                    given.send(()).unwrap();
+                }
+            });
+            for _ in 0..20_000 {
+                heard.send(()).unwrap();
+                while !line.is_there.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+                assert!(line.take().is_some());
+                gives.recv().unwrap();
+                assert!(!line.bell.clear(), "nobody would clear it");
+            }
+        });
+    }
 }
