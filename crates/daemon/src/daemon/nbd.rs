@@ -62,15 +62,18 @@ impl Daemon {
     /// Ends that: exports over NBD go, whoever uses them, and their socket does.
     ///
     /// # Errors
-    /// NBD is not served.
+    /// NBD is not served. Or an export cannot be [removed](Self::remove_export): then the server is there until it is ended once
+    /// more.
     pub fn stop_nbd_server(&mut self) -> Result<(), ChangeError> {
-        let Some(server) = self.nbd_server.take() else { return Err(ChangeError::NoNbdServer) };
+        if self.nbd_server.is_none() {
+            return Err(ChangeError::NoNbdServer);
+        }
         let is_nbd = |export: &&schema::Export| matches!(export.device, Device::Nbd(_));
         let ids: Vec<String> = self.config.exports.iter().filter(is_nbd).map(|export| export.id.clone()).collect();
         for id in ids {
             self.remove_export(&id, Deletion::Hard)?;
         }
-        drop(server);
+        self.nbd_server = None;
         self.config.nbd_server = None;
         Ok(())
     }

@@ -185,6 +185,16 @@ fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_
     // GET_FEATURES: who is answered is there.
     client.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     client.read_exact(&mut [0; 20]).unwrap();
+    let addr = schema::NbdAddr::Unix(UnixAddr { path: place.path().join("nbd").to_str().unwrap().to_owned() });
+    let access = schema::Access::default();
+    let server = schema::NbdServer { addr, access, max_connections: 0, tls_creds: None, handshake_max_seconds: 0 };
+    daemon.start_nbd_server(server).unwrap();
+    let nbd = schema::NbdDevice { node_name: "d0".to_owned(), name: None, description: None, max_connections: 0 };
+    daemon.add_export(Export { device: Device::Nbd(nbd), ..export(place.path(), "n0", "d0") }).unwrap();
+    let mut nbd = std::os::unix::net::UnixStream::connect(place.path().join("nbd")).unwrap();
+    // EXPORT_NAME, behind flags.
+    nbd.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x02d0").unwrap();
+    nbd.read_exact(&mut [0; 28]).unwrap();
     let before = state(&daemon);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -194,17 +204,23 @@ fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_
             assert!(error.starts_with("export 's0': no thread could be had to wait"), "{error}");
             let error = daemon.remove_export("e0", Deletion::Hard).unwrap_err().to_string();
             assert!(error.starts_with("export 'e0' takes no client any more"), "{error}");
+            let error = daemon.stop_nbd_server().unwrap_err().to_string();
+            assert!(error.starts_with("export 'n0' takes no client any more"), "{error}");
+            assert!(daemon.nbd_server.is_some(), "it is there, as the configuration says");
         });
     });
     assert_eq!(state(&daemon), before);
     daemon.remove_lun("s0", FIRST).unwrap();
     daemon.remove_export("e0", Deletion::Hard).unwrap();
+    daemon.stop_nbd_server().unwrap();
     let mut gone = 0;
-    while gone < 2 {
+    while gone < 3 {
         rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
         gone += daemon.take_torn_down().len();
     }
-    assert_eq!(client.read(&mut [0]).unwrap(), 0, "it was hung up on");
+    for mut client in [client, nbd] {
+        assert_eq!(client.read(&mut [0]).unwrap(), 0, "it was hung up on");
+    }
 }
 
 #[test]
