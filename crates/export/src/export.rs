@@ -194,7 +194,7 @@ impl Export {
     pub fn ends_at_once(&self) -> bool {
         if let DeviceType::Nbd(offer) = &self.device {
             self.stop.stop();
-            return !offer.is_in_use();
+            return offer.is_idle();
         }
         // Before it is stopped, for then a client that is there may be gone at any moment.
         let is_shut = self.shared.shut();

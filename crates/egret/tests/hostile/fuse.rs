@@ -14,6 +14,7 @@ use std::time::Duration;
 use std::{ptr, slice, thread};
 
 use egret_faultdisk::attributes;
+use egret_nbd::protocol::{Headers, command};
 use egret_vring::vhost_user::F_LOG_ALL;
 use fuser::{
     BackgroundSession, Filesystem, MountOption, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyStatfs, Request,
@@ -31,6 +32,7 @@ use crate::changes::await_change;
 use crate::scene::{DIRECT, GIB, MIB, Scene};
 use crate::support::attacker::{Attacker, DATA, Share, Variant, new_eventfd};
 use crate::support::await_that;
+use crate::support::nbd_client::NbdClient;
 use crate::support::qmp::Qmp;
 use crate::support::scratch::{Scratch, is_root_or_skips};
 use crate::support::server::{Options, Program, Server, await_stopped};
@@ -247,6 +249,36 @@ fn an_image_that_does_not_answer_when_it_is_to_be_locked_holds_up_no_change_of_o
     drop(mounted);
     // It may find that it came to nothing.
     drop(guest.join());
+    assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": "e0"}));
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+#[test]
+fn what_a_client_over_nbd_that_has_gone_has_asked_of_an_image_that_does_not_answer_holds_up_no_change() {
+    let test = "what_a_client_over_nbd_that_has_gone_has_asked_of_an_image_that_does_not_answer_holds_up_no_change";
+    let Some(mounted) = Mounted::or_skips(test) else { return };
+    let scratch = Scratch::new();
+    let [monitor, socket] = ["qmp", "nbd"].map(|name| scratch.path(name));
+    let options = Options::new()
+        .monitor("m", &monitor)
+        .disk("d0", &mounted.folder.path().join("memory"), "cache.direct=off")
+        .words(["--nbd-server".to_owned(), format!("addr.type=unix,addr.path={}", socket.display())])
+        .words(["--export", "nbd,id=e0,node-name=d0,name=disk"])
+        .listening(&socket);
+    let server = Server::start(&Program::egret(), &options);
+    // Whatever happens it speaks again before the daemon's end is waited for.
+    let mounted = mounted;
+    let mut qmp = Qmp::connect(&monitor);
+    let mut client = NbdClient::connect(&socket, "disk", Headers::Structured);
+    mounted.silent.fall_silent();
+    client.ask(0, command::BLOCK_STATUS, 0, MIB, &[]);
+    let asked = || mounted.silent.unanswered.lock().expect("no holder panics").len();
+    await_that("the daemon to ask what is allocated", || asked() > 0);
+    drop(client);
+    await_that("the export to be in use no more", || qmp.try_run("block-export-del", json!({"id": "e0"})).is_ok());
+    await_change(&mut qmp);
+    assert_eq!(qmp.run("query-block-exports", json!({}))[0]["shutting-down"], true);
+    drop(mounted);
     assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": "e0"}));
     assert_eq!(server.terminate().code(), Some(0));
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use egret_confine::{Bounds, ThreadKind};
@@ -49,6 +49,8 @@ pub(crate) struct Offer {
     next: AtomicUsize,
     /// How many there are.
     pub(super) clients: Arc<AtomicUsize>,
+    /// The export's thread looks up what is allocated, which may take as long as it likes.
+    is_answering: Arc<AtomicBool>,
 }
 
 impl Offer {
@@ -61,6 +63,7 @@ impl Offer {
             inboxes: Vec::new(),
             next: AtomicUsize::default(),
             clients: Arc::default(),
+            is_answering: Arc::default(),
         }
     }
 
@@ -90,6 +93,11 @@ impl Offer {
     /// Whether clients use it.
     pub(crate) fn is_in_use(&self) -> bool {
         self.clients.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether nobody has to be waited for when it ends: neither clients nor a question of one that has gone.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.is_in_use() && !self.is_answering.load(Ordering::Acquire)
     }
 }
 
@@ -126,6 +134,7 @@ impl Export {
             inboxes: inboxes.clone(),
             next: AtomicUsize::new(0),
             clients: Arc::default(),
+            is_answering: queries.is_answering(),
         });
         let terms =
             Terms { export: id.as_str().into(), writable: options.writable, writethrough: options.writethrough };

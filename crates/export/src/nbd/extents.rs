@@ -1,6 +1,7 @@
 //! What is allocated of a disk: looked up on the export's own thread, because a file system may take its time.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use egret_disk::{Disk, Extent};
@@ -35,12 +36,18 @@ impl Query {
 pub(super) struct Queries {
     /// Of each client that has any, never none.
     waiting: Mutex<VecDeque<VecDeque<Query>>>,
+    is_answering: Arc<AtomicBool>,
     bell: EventNotifier,
 }
 
 impl Queries {
     pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Self { waiting: Mutex::default(), bell: EventNotifier::new()? })
+        Ok(Self { waiting: Mutex::default(), is_answering: Arc::default(), bell: EventNotifier::new()? })
+    }
+
+    /// Whether one is being answered, though whoever has asked may be gone.
+    pub(super) fn is_answering(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_answering)
     }
 
     /// Readable when there are some.
@@ -63,6 +70,7 @@ impl Queries {
         let Some(query) = self.next() else { return false };
         let Query { inbox, client, command, disk, offset, len, one } = query;
         let extents: Vec<Extent> = disk.extents(offset..offset + len, if one { 1 } else { MOST });
+        self.is_answering.store(false, Ordering::Release);
         inbox.post(Letter::Extents { client, command, extents });
         true
     }
@@ -74,6 +82,8 @@ impl Queries {
         if !of_one.is_empty() {
             waiting.push_back(of_one);
         }
+        // Under the lock: a client that has gone has either taken it back, or it is seen by now.
+        self.is_answering.store(true, Ordering::Release);
         Some(query)
     }
 
