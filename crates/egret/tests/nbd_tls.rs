@@ -377,3 +377,30 @@ fn monitors_add_credentials_use_them_and_forget_them() {
     assert_eq!(server.complaints(), [""; 0]);
     assert!(server.terminate().success());
 }
+
+#[test]
+fn what_was_written_inside_of_tls_is_made_stable_though_its_server_was_killed_and_is_there_again() {
+    if !has_servers_or_skips(
+        "what_was_written_inside_of_tls_is_made_stable_though_its_server_was_killed_and_is_there_again",
+    ) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let Some(dir) = make(&scratch, "tls", &[]) else { return };
+    let (export, port) = (scratch.path("e0"), free_port());
+    let tls = format!("--tls-certificates={}", dir.display());
+    let mut nbd = NbdServer::nbdkit_tcp("127.0.0.1", port, &["--tls=require", &tls, "memory", "16M"]);
+    let options = Options::new()
+        .words(creds("c", &dir, ""))
+        .words(["--blockdev".to_owned(), format!("nbd,node-name=d0,tls-creds=c,filename=nbds://localhost:{port}")])
+        .export("e0", "d0", &export, "writable=on");
+    let server = Server::start(&Program::egret().with_env("EGRET_LOG", "info"), &options);
+    let mut disk = Disk::connect(&export).unwrap();
+    disk.first().write(0, &[1; 4096]).unwrap();
+    drop(disk);
+    await_that("the client to have left", || server.log().iter().any(|line| line.contains("the client left")));
+    // Over TCP a request is sent all the same, and what comes back is the end.
+    nbd.kill();
+    nbd.start_again();
+    assert_eq!(server.terminate().code(), Some(0));
+}

@@ -229,7 +229,8 @@ impl Stream<'_> {
                 }
                 Err(ChannelError::System(Errno::INTR)) => {}
                 Err(ChannelError::System(e)) => return Err(e.into()),
-                Err(e @ (ChannelError::Tls(_) | ChannelError::Truncated)) => return Err(io::Error::other(e)),
+                Err(e @ ChannelError::Tls(_)) => return Err(io::Error::other(e)),
+                Err(e @ ChannelError::Truncated) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, e)),
                 Ok(done) => return Ok(done),
             }
         }

@@ -364,10 +364,10 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Whether that is what is said of a connection whose other end is gone.
+/// Whether that is what is said of a connection whose other end is gone, or by one that is about to go.
 fn is_ended(e: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+    matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof) || Errno::from_io_error(e) == Some(Errno::SHUTDOWN)
 }
 
 /// Block sizes as a guest should be told them.

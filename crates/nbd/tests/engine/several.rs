@@ -179,3 +179,33 @@ fn what_a_disk_has_grown_by_is_asked_for_over_connections_that_know_of_it() {
         assert!(old.is_left());
     }
 }
+
+#[test]
+fn what_is_flushed_while_nobody_serves_it_is_flushed_over_another_connection_where_the_server_ends_this_one() {
+    for says_so in [true, false] {
+        let server = Server::new();
+        let (disk, mut peer) = opened(&server, Says::default(), server.target(0));
+        let disk = disk.unwrap();
+        let mut rig = Rig::new(&disk).unwrap();
+        let write = rig.write(0, &[1; 512]);
+        rig.submit();
+        let (request, _) = peer.request();
+        peer.done(&request);
+        assert_eq!(rig.wait(write).0, Ok(()));
+        drop(rig);
+        std::thread::scope(|scope| {
+            let flushing = scope.spawn(|| disk.flush().map_err(|e| e.to_string()));
+            let (request, _) = peer.request();
+            assert_eq!(request.command, command::FLUSH);
+            if says_so {
+                peer.fail(&request, 108);
+            }
+            drop(peer);
+            let mut next = server.accept(Says::default());
+            let (request, _) = next.request();
+            assert_eq!(request.command, command::FLUSH, "{says_so}");
+            next.done(&request);
+            assert_eq!(flushing.join().unwrap(), Ok(()), "{says_so}");
+        });
+    }
+}
