@@ -188,7 +188,7 @@ fn wait(socket: impl AsFd, what: PollFlags, deadline: Instant, stop: &EventNotif
         }
         let mut both = [PollFd::new(&socket, what), PollFd::new(stop, PollFlags::IN)];
         match poll(&mut both, Some(&timespec(left))) {
-            Ok(_) if !both[1].revents().is_empty() => return Err(io::ErrorKind::Interrupted.into()),
+            Ok(_) if !both[1].revents().is_empty() => return Err(Errno::CANCELED.into()),
             Ok(_) if !both[0].revents().is_empty() => return Ok(()),
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
@@ -214,6 +214,14 @@ struct Stream<'a> {
 }
 
 impl Stream<'_> {
+    /// Whether there is time, and somebody wants it: what comes without end may never have to be waited for.
+    fn check(&self) -> io::Result<()> {
+        if !pause(Duration::ZERO, self.stop) {
+            return Err(Errno::CANCELED.into());
+        }
+        if self.deadline <= Instant::now() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    }
+
     /// Does something until it does not have to be waited for.
     fn persist<T>(
         &mut self,
@@ -221,6 +229,7 @@ impl Stream<'_> {
         mut act: impl FnMut(&mut Channel) -> Result<T, ChannelError>,
     ) -> io::Result<T> {
         loop {
+            self.check()?;
             match act(self.channel) {
                 Err(ChannelError::System(Errno::AGAIN)) => {
                     // What TLS wants to say first is what keeps it.
@@ -259,5 +268,30 @@ impl Write for Stream<'_> {
             self.persist(PollFlags::IN, Channel::shake_hands)?;
         }
         self.persist(PollFlags::OUT, Channel::flush)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_read_that_comes_too_late_or_for_nobody_though_it_is_there() {
+        let (mut peer, socket) = UnixStream::pair().unwrap();
+        let (mut channel, stop) = (Channel::new(socket.into()), EventNotifier::new().unwrap());
+        let now = Instant::now();
+        let mut read = |deadline| Stream { channel: &mut channel, deadline, stop: &stop }.read_exact(&mut [0]);
+        peer.write_all(b"x").unwrap();
+        assert_eq!(read(now).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        stop.set();
+        let refused = |e: io::Error| assert_eq!(Errno::from_io_error(&e), Some(Errno::CANCELED), "{e}");
+        refused(read(now + PATIENCE).unwrap_err());
+        stop.clear();
+        read(now + PATIENCE).unwrap();
+        // Nor is it waited for.
+        stop.set();
+        refused(read(now + PATIENCE).unwrap_err());
     }
 }

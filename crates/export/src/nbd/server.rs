@@ -384,8 +384,9 @@ impl Hall {
         for (guest, is_ready) in std::mem::take(&mut self.guests).into_iter().zip(ready) {
             let is_late = guest.deadline.is_some_and(|deadline| deadline <= now);
             let fate = match *is_ready || guest.is_behind() {
+                // However much it says.
+                _ if is_late => Fate::Left(Some(format!("it has chosen no export in {:?}", self.patience))),
                 true => guest.go_on(self.tls.as_ref(), &self.registry.offers),
-                false if is_late => Fate::Left(Some(format!("it has chosen no export in {:?}", self.patience))),
                 false => Fate::Stays(guest),
             };
             match fate {

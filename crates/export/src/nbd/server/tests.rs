@@ -75,6 +75,19 @@ fn a_hall_that_is_full_has_room_when_its_first_guest_was_undisturbed_for_so_long
 }
 
 #[test]
+fn who_has_taken_too_long_is_hung_up_on_however_much_he_says() {
+    let now = Instant::now();
+    for (deadline, stays) in [(None, true), (Some(now), false)] {
+        let (mut hall, (mut guest, _client)) = (hall(), guest(false, now));
+        guest.handshake.output().clear();
+        (guest.has_input, guest.deadline) = (true, deadline);
+        hall.guests.push(guest);
+        hall.serve_guests(&[true]);
+        assert_eq!(!hall.guests.is_empty(), stays);
+    }
+}
+
+#[test]
 fn what_is_wrong_with_a_connection_is_said_as_the_system_or_tls_says_it() {
     assert_eq!(describe(ChannelError::System(Errno::NOBUFS)), std::io::Error::from(Errno::NOBUFS).to_string());
     assert_eq!(describe(ChannelError::Tls("it is too old".to_owned())), "TLS: it is too old");
