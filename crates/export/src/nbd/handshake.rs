@@ -197,7 +197,7 @@ impl Handshake {
                 self.encryption = Encryption::Begun;
                 return Ok(true);
             }
-            option::ABORT => return Err(None),
+            option::ABORT => return Err(self.part()),
             // It knows no answers.
             option::EXPORT_NAME => return Err(Some("it does not begin TLS, which tls-creds ask for".to_owned())),
             _ => self.refuse(option, answer::TLS_REQUIRED, "this server wants TLS (NBD_OPT_STARTTLS)"),
@@ -227,7 +227,7 @@ impl Handshake {
                 }
                 return Ok(Some(Arc::clone(offer)));
             }
-            option::ABORT => return Err(None),
+            option::ABORT => return Err(self.part()),
             option::LIST if data.is_empty() => {
                 for (name, offer) in offers {
                     let len = (name.len() as u32).to_be_bytes();
@@ -367,6 +367,12 @@ impl Handshake {
             | when(!options.writable, READ_ONLY)
             | when(options.writable, SEND_TRIM | SEND_WRITE_ZEROES)
             | when(options.writable && disk.zeroes_fast(), SEND_FAST_ZERO)
+    }
+
+    /// Answers who wants no more.
+    fn part(&mut self) -> Ended {
+        self.answer(option::ABORT, answer::ACK, &[]);
+        None
     }
 
     fn refuse(&mut self, option: u32, why: u32, words: &str) {
@@ -653,6 +659,9 @@ pub(super) mod tests {
             }
             let line = ended.expect("it is hung up on");
             assert!(line.as_deref().map(|line| line.starts_with(why.unwrap_or("-"))) == why.map(|_| true), "{line:?}");
+            if why.is_none() {
+                assert_eq!(kinds(handshake.output()), [answer::ACK], "who says so is answered");
+            }
         }
         // Where there is an answer to it, that is given.
         for (len, why) in [(4096, answer::UNKNOWN), (4097, answer::INVALID)] {
@@ -704,8 +713,11 @@ pub(super) mod tests {
             assert!(matches!(handshake.feed(&inside, &offers), Ok(Fed::Waits)));
             assert_eq!(kinds(handshake.output()), [answer::INVALID, answer::ACK]);
         }
-        let aborted = Handshake::new(true).feed(&after_flags(&said(option::ABORT, b"")), &offers);
+        let mut leaves = Handshake::new(true);
+        leaves.output().clear();
+        let aborted = leaves.feed(&after_flags(&said(option::ABORT, b"")), &offers);
         assert!(matches!(aborted, Err(None)), "it may leave at any time");
+        assert_eq!(kinds(leaves.output()), [answer::ACK]);
         for (said, why) in [
             ([said(option::STARTTLS, b""), said(option::LIST, b"")].concat(), "between STARTTLS and TLS"),
             ([said(option::STARTTLS, b""), vec![0x16]].concat(), "between STARTTLS and TLS"),

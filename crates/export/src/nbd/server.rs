@@ -422,7 +422,11 @@ impl Guest {
         match self.step(tls, offers) {
             Ok(Fed::Chose(chosen)) => Fate::Chose(self.channel, chosen),
             Ok(Fed::Waits | Fed::StartsTls) => Fate::Stays(self),
-            Err(why) => Fate::Left(why),
+            Err(why) => {
+                // What it is told last, if that takes no time.
+                let _ = self.channel.send(&[IoSlice::new(self.handshake.output())]);
+                Fate::Left(why)
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! What a hall does about those who come, and one of them about what it hears.
 
+use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -85,6 +86,18 @@ fn who_has_taken_too_long_is_hung_up_on_however_much_he_says() {
         hall.serve_guests(&[true]);
         assert_eq!(!hall.guests.is_empty(), stays);
     }
+}
+
+#[test]
+fn who_wants_no_more_is_answered_and_hung_up_on() {
+    let (mut hall, (mut guest, mut client)) = (hall(), guest(false, Instant::now()));
+    guest.handshake.output().clear();
+    client.write_all(&[&3u32.to_be_bytes()[..], &said(option::ABORT, &[])].concat()).unwrap();
+    hall.guests.push(guest);
+    hall.serve_guests(&[true]);
+    let mut told = Vec::new();
+    client.read_to_end(&mut told).unwrap();
+    assert_eq!(kinds(&told), [answer::ACK]);
 }
 
 #[test]
