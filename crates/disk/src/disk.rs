@@ -319,12 +319,13 @@ impl Disk {
         }
     }
 
-    /// Whether zeroes are believed to take less time than data does.
-    pub fn zeroes_fast(&self) -> bool {
+    /// Whether zeroes that may, or may not, be unmapped are believed to take less time than data does. A device that is not to
+    /// unmap them may have the kernel write them out, and nobody learns of it.
+    pub fn zeroes_fast(&self, unmap: bool) -> bool {
+        let unmaps = unmap && self.options.discard == Discard::Unmap && self.able.punch_hole.load(Ordering::Relaxed);
         match &self.backing {
-            Backing::File(_) | Backing::Device(_) => {
-                [&self.able.punch_hole, &self.able.zero_range].iter().any(|able| able.load(Ordering::Relaxed))
-            }
+            Backing::File(_) => unmaps || self.able.zero_range.load(Ordering::Relaxed),
+            Backing::Device(_) => unmaps,
             Backing::Null { .. } => true,
             Backing::Remote(_) => false,
         }

@@ -47,16 +47,19 @@ fn an_image_is_described_as_it_is() {
 }
 
 #[test]
-fn zeroes_are_fast_as_long_as_the_kernel_may_have_a_way_to_ask_for_them() {
+fn zeroes_are_fast_as_long_as_the_kernel_may_have_a_way_to_ask_for_them_that_is_tried() {
     let image = Image::new(1 << 20);
-    for (punch_hole, zero_range) in [(true, true), (false, true), (true, false), (false, false)] {
-        let disk = Disk::open(&image.options()).unwrap();
-        disk.able.punch_hole.store(punch_hole, Ordering::Relaxed);
-        disk.able.zero_range.store(zero_range, Ordering::Relaxed);
-        assert_eq!(disk.zeroes_fast(), punch_hole || zero_range);
+    for (discard, unmap) in [(Discard::Ignore, true), (Discard::Unmap, false), (Discard::Unmap, true)] {
+        for (punch_hole, zero_range) in [(true, true), (false, true), (true, false), (false, false)] {
+            let disk = Disk::open(&Options { discard, ..image.options() }).unwrap();
+            disk.able.punch_hole.store(punch_hole, Ordering::Relaxed);
+            disk.able.zero_range.store(zero_range, Ordering::Relaxed);
+            let punches = punch_hole && unmap && discard == Discard::Unmap;
+            assert_eq!(disk.zeroes_fast(unmap), punches || zero_range, "{discard:?} {unmap} {punch_hole}");
+        }
     }
     let null = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: false };
-    assert!(Disk::open(&Options::new("null", null)).unwrap().zeroes_fast());
+    assert!(Disk::open(&Options::new("null", null)).unwrap().zeroes_fast(false));
 }
 
 #[test]

@@ -426,7 +426,7 @@ fn a_remote_disk_is_what_its_driver_says() {
     assert_eq!((disk.size(), disk.logical_block_size(), disk.physical_block_size()), (SIZE, 1024, 4096));
     assert_eq!((disk.max_discard_bytes(), disk.discard_granularity()), (8 << 20, 2048));
     assert_eq!((disk.max_write_zeroes_bytes(), disk.optimal_io_size()), (4 << 20, 65536));
-    assert!(disk.supports_discard() && !disk.zeroes_fast() && !disk.runs_on_io_uring());
+    assert!(disk.supports_discard() && !disk.zeroes_fast(true) && !disk.runs_on_io_uring());
     assert!(!disk.is_lost());
     seen.lock().unwrap().is_lost = true;
     assert!(disk.is_lost());

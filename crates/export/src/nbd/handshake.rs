@@ -366,7 +366,7 @@ impl Handshake {
             | when(self.headers != Headers::Simple, SEND_DF)
             | when(!options.writable, READ_ONLY)
             | when(options.writable, SEND_TRIM | SEND_WRITE_ZEROES)
-            | when(options.writable && disk.zeroes_fast(), SEND_FAST_ZERO)
+            | when(options.writable && disk.zeroes_fast(true), SEND_FAST_ZERO)
     }
 
     /// Answers who wants no more.

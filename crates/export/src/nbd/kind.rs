@@ -88,10 +88,11 @@ impl Kind {
                 knows(NO_HOLE | FAST_ZERO)?;
                 may_write()?;
                 within(Errno::NOSPC)?;
-                if flags & FAST_ZERO != 0 && !core.disk.zeroes_fast() {
+                let unmap = flags & NO_HOLE == 0;
+                if flags & FAST_ZERO != 0 && !core.disk.zeroes_fast(unmap) {
                     return Err(Errno::OPNOTSUPP);
                 }
-                Self::WriteZeroes { unmap: flags & NO_HOLE == 0, fua }
+                Self::WriteZeroes { unmap, fua }
             }
             command::CACHE => {
                 knows(0)?;

@@ -386,7 +386,7 @@ fn zeroes_that_are_to_be_fast_or_not_at_all_are_refused_where_they_may_be_slow_a
     let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
     let core = &mut fixture.lane().core;
     core.disk = Arc::new(Disk::open(&Options::new("far", Driver::Remote(RemoteDisk::new(Far)))).unwrap());
-    assert!(!core.disk.zeroes_fast());
+    assert!(!core.disk.zeroes_fast(true));
     for flags in [0, NO_HOLE, FUA, NO_HOLE | FUA] {
         let ask = |flags| {
             let asked = Request { flags, command: command::WRITE_ZEROES, cookie: 7, offset: 0, length: 512 };
