@@ -31,7 +31,7 @@ use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::wire::{F_VERSION_1, GET_INFLIGHT_FD, SET_BACKEND_REQ_FD, SET_VRING_CALL, Wire, inflight};
-use support::{await_that, http};
+use support::{await_some, await_that, http};
 
 const MIB: u64 = 1 << 20;
 /// How often the watchdog wakes up under `--watchdog 1`, at least.
@@ -577,5 +577,26 @@ fn a_daemon_that_gives_up_root_goes_on_with_what_is_open_and_leaves_nothing_behi
         drop(qmp);
         assert_eq!(server.terminate().code(), Some(0));
         assert_eq!(scratch.left_behind(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn what_is_served_over_tcp_listens_on_localhost_by_its_name() {
+    let free = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let ports = free.each_ref().map(|socket| socket.local_addr().unwrap().port());
+    drop(free);
+    let [monitor, metrics, nbd] = ports;
+    let options = Options::new().words([
+        format!("--chardev=socket,id=m,host=localhost,port={monitor},server=on,wait=off"),
+        "--monitor=m".to_owned(),
+        format!("--metrics=localhost:{metrics}"),
+        format!("--nbd-server=addr.type=inet,addr.host=localhost,addr.port={nbd}"),
+    ]);
+    let mut server = Server::start(&Program::egret(), &options);
+    for port in ports {
+        await_some("the daemon to listen", || {
+            assert!(server.is_alive(), "{:?}", server.log());
+            TcpStream::connect(("127.0.0.1", port)).ok()
+        });
     }
 }
