@@ -25,8 +25,7 @@ enum Question {
 /// Runs `egret config`.
 pub fn run(arguments: &ConfigArguments) -> Result<()> {
     let Question::Check { file } = &arguments.question;
-    print!("{}", check(file)?);
-    Ok(())
+    crate::print(&check(file)?)
 }
 
 fn check(file: &Path) -> Result<String> {

@@ -28,12 +28,7 @@ pub struct Ctl {
 pub fn run(asked: &Ctl) -> Result<()> {
     let arguments = arguments(&asked.arguments)?;
     let answer = Qmp::connect(&asked.socket, None)?.run(&asked.command, arguments)?;
-    if asked.json {
-        println!("{answer}");
-    } else {
-        print!("{}", shown(&answer));
-    }
-    Ok(())
+    crate::print(&if asked.json { format!("{answer}\n") } else { shown(&answer) })
 }
 
 /// The arguments as a command has them: what looks like JSON is JSON, and the rest is text.

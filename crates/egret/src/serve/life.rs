@@ -134,7 +134,7 @@ fn serve(
         give(identity, config, &places)?;
     }
     if let Some(announcement) = &life.announcement {
-        print!("{announcement}");
+        say(&output, announcement);
     }
     if let Some(readiness) = launcher.and_then(Option::take) {
         readiness.ready().context("cannot let go of the terminal")?;

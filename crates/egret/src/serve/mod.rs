@@ -144,8 +144,7 @@ pub struct Serve {
 /// Runs `egret serve`.
 pub fn run(arguments: Serve) -> Result<()> {
     if let Some(help) = objects::help(&arguments) {
-        print!("{help}");
-        return Ok(());
+        return crate::print(&help);
     }
     let monitors = chardev::monitors(&arguments.chardev, &arguments.monitor)?;
     let add_fds = arguments.add_fd.iter().map(|text| AddFd::read(text)).collect::<Result<_, _>>()?;
@@ -155,8 +154,8 @@ pub fn run(arguments: Serve) -> Result<()> {
         eprintln!("egret: warning: {warning}");
     }
     if arguments.print_config {
-        print!("{}{}", effective(&config), metrics.as_ref().map(metrics::table).unwrap_or_default());
-        return Ok(());
+        let metrics = metrics.as_ref().map(metrics::table).unwrap_or_default();
+        return crate::print(&format!("{}{metrics}", effective(&config)));
     }
     let has_stdio = monitors.iter().any(|monitor| monitor.chardev.backend == Backend::Stdio);
     if has_stdio && arguments.daemonize {
