@@ -87,6 +87,7 @@ fn complain(line: &str) -> ExitCode {
 mod tests {
     use egret_daemon::Daemon;
     use egret_daemon::process::Inherited;
+    use egret_vocabulary::config::ConfigFile;
 
     use super::*;
 
@@ -101,7 +102,7 @@ mod tests {
             export: vec![socket.to_owned()],
             ..serve::Serve::default()
         };
-        let config = serve::config(&arguments).unwrap();
+        let config = serve::config(&arguments, ConfigFile::default()).unwrap();
         let error = Daemon::start(&config, &mut Inherited::default()).map(drop).unwrap_err();
         let line = "export 'e': cannot listen on socket '/nonexistent/s': No such file or directory (os error 2)";
         assert_eq!(in_one_line(&error.into()), line);

@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::Serve;
 
 /// The configuration that the file and the options spell out; their order does not matter.
-pub fn config(arguments: &Serve) -> Result<Config> {
-    let mut objects = arguments.config.as_deref().map(ConfigFile::open).transpose()?.unwrap_or_default();
+pub fn config(arguments: &Serve, file: ConfigFile) -> Result<Config> {
+    let mut objects = file;
     let of = |noun| move |text: &String| is_of(text, noun);
     let (secrets, others): (Vec<_>, Vec<_>) = arguments.object.iter().cloned().partition(of(Secret::NOUN));
     let (tls_creds, others): (Vec<_>, Vec<_>) = others.into_iter().partition(of(TlsCreds::NOUN));
@@ -93,7 +93,7 @@ mod tests {
         let Command::Serve(arguments) = Cli::try_parse_from(arguments(words)).unwrap().command else {
             panic!("{line}")
         };
-        crate::serve::config(&arguments).map_err(|error| format!("{error:#}"))
+        crate::serve::config(&arguments, ConfigFile::default()).map_err(|error| format!("{error:#}"))
     }
 
     /// Each was given to qemu-storage-daemon 10.0, which served it (with files and descriptors of these names).
