@@ -59,6 +59,7 @@ fn requests_that_do_not_end_are_named_and_the_daemon_ends_without_them() {
         let said = complaints(&server);
         assert!(said.contains("export 'e0': 2 requests have not ended in 1 s; blockdev 'd0'"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(!said.contains('\x1b'), "colours are for terminals: {said:?}");
         assert!(!pidfile.exists());
         // The socket is left, and the next daemon takes it over.
     }

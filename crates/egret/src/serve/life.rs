@@ -194,7 +194,8 @@ fn log() -> Result<WorkerGuard> {
     });
     let joined = starter.context("the log's thread")?.join();
     let (writer, guard) = joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(writer).compact().init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(writer);
+    log.with_ansi(std::io::stderr().is_terminal()).compact().init();
     Ok(guard)
 }
 
