@@ -127,6 +127,10 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     for cpus in [json!("0"), Value::Null] {
         set(&mut qmp, "io0", "cpu-affinity", cpus);
     }
+    // A message that takes more memory as it comes, before a recording goes and leaves it as much.
+    let id = "long".repeat(100_000);
+    qmp.send(json!({"execute": "query-version", "id": id}).to_string().as_bytes());
+    assert_eq!(qmp.read().unwrap()["id"], id);
     for monitor in ["io_uring", "epoll"] {
         let io3 = json!({"qom-type": "iothread", "id": "io3", "fd-monitor": monitor, "poll-policy": "off"});
         qmp.run("object-add", io3);
@@ -170,10 +174,6 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     assert!(scratch.path("pr1").exists());
     let elsewhere = json!({"driver": "file", "node-name": "d3", "filename": env!("CARGO_BIN_EXE_egret")});
     qmp.fail("blockdev-add", elsewhere);
-    // A message that takes more memory as it comes.
-    let id = "long".repeat(100_000);
-    qmp.send(json!({"execute": "query-version", "id": id}).to_string().as_bytes());
-    assert_eq!(qmp.read().unwrap()["id"], id);
     // Files that nothing has taken.
     let file = File::open(&image).unwrap();
     (0..2).for_each(|_| qmp.send_descriptors(&[file.as_fd(), file.as_fd()]));

@@ -115,7 +115,7 @@ fn serve(
     if !missing.is_nothing() {
         tracing::warn!("sandbox: {missing}");
     }
-    let daemon = Daemon::start(config, &mut inherited)?;
+    let mut daemon = Daemon::start(config, &mut inherited)?;
     let registry = daemon.registry();
     let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(registry), place, &mut inherited));
     let metrics = metrics.transpose()?;
