@@ -5,7 +5,7 @@ mod support;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -104,6 +104,24 @@ fn a_daemon_whose_announcement_cannot_be_printed_serves_and_ends_as_it_should() 
         assert!(status.success(), "{status}");
         assert!(!socket.exists() && !pidfile.exists());
     }
+}
+
+#[test]
+fn a_daemon_that_waits_for_a_disk_before_it_serves_is_ended_by_a_signal() {
+    let scratch = Scratch::new();
+    let (server, pidfile) = (scratch.path("server"), scratch.path("pid"));
+    let listener = UnixListener::bind(&server).unwrap();
+    let options = Options::new()
+        .nbd("d0", &server, "open-timeout=600")
+        .export("e0", "d0", &scratch.path("e0"), "")
+        .words([format!("--pidfile={}", pidfile.display())]);
+    let mut daemon = Reaped(Program::egret().command().args(options.as_words()).spawn().unwrap());
+    // It has a connection, and hears nothing.
+    let _connection = listener.accept().unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), rustix::process::Signal::TERM).unwrap();
+    let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+    assert_eq!(status.signal(), Some(libc::SIGTERM), "{status}");
+    assert!(!pidfile.exists());
 }
 
 #[test]

@@ -115,7 +115,9 @@ fn serve(
     if !missing.is_nothing() {
         tracing::warn!("sandbox: {missing}");
     }
-    let mut daemon = Daemon::start(config, &mut inherited)?;
+    // What is opened may be somewhere that does not answer.
+    let start = || Daemon::start(config, &mut inherited);
+    let mut daemon = signals.end_during(start, || pidfile.iter().for_each(Pidfile::remove)).context("signals")??;
     let registry = daemon.registry();
     let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(registry), place, &mut inherited));
     let metrics = metrics.transpose()?;
