@@ -173,6 +173,14 @@ const fn without(index: u8, bits: libc::c_int) -> Argument {
     Argument { index, mask: bits as u64, value: Value::Is(0) }
 }
 
+/// The type of a socket: with protocol 0 it is one of TCP, whose ports Landlock knows. It knows none of UDP, nor of what else
+/// is spoken over IP.
+const STREAM: Argument = Argument {
+    index: 1,
+    mask: !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as u64 & u32::MAX as u64,
+    value: Value::Is(libc::SOCK_STREAM as u64),
+};
+
 const fn rule(call: &'static str, number: c_long, who: &'static [ThreadKind], why: &'static str) -> Rule {
     Rule { call, number, when: &[], shown: "", who, why }
 }
@@ -460,8 +468,16 @@ pub const RULES: &[Rule] = &[
         without(2, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC)
     ),
     // Connectors.
-    call!(SYS_socket, &[Connector], "NBD servers", "AF_INET", int(0, libc::AF_INET as i64)),
-    call!(SYS_socket, &[Connector], "NBD servers", "AF_INET6", int(0, libc::AF_INET6 as i64)),
+    call!(SYS_socket, &[Connector], "NBD servers", "AF_INET over TCP", int(0, libc::AF_INET as i64), STREAM, int(2, 0)),
+    call!(
+        SYS_socket,
+        &[Connector],
+        "NBD servers",
+        "AF_INET6 over TCP",
+        int(0, libc::AF_INET6 as i64),
+        STREAM,
+        int(2, 0)
+    ),
     call!(SYS_setsockopt, &[Connector], "NBD servers", "IPPROTO_TCP", int(1, libc::IPPROTO_TCP as i64)),
     call!(
         SYS_setsockopt,
@@ -506,13 +522,15 @@ pub const RULES: &[Rule] = &[
         SYS_socket,
         &[Rbd],
         "a cluster's daemons",
-        "AF_INET or AF_INET6",
+        "AF_INET or AF_INET6 over TCP",
         // They are told apart by one bit.
         Argument {
             index: 0,
             mask: !(libc::AF_INET as u64 ^ libc::AF_INET6 as u64) & u32::MAX as u64,
             value: Value::Is(libc::AF_INET as u64)
-        }
+        },
+        STREAM,
+        int(2, 0)
     ),
     call!(SYS_connect, &[Rbd], "a cluster's daemons"),
     call!(SYS_setsockopt, &[Rbd], "a cluster's daemons"),

@@ -29,7 +29,7 @@ fn attack(kind: ThreadKind, outside: &Path) {
     let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a call that is refused does nothing, and one that is not fails the test; a copy of the process that gets
     // through ends at once. No pointer is to anything that is changed.
-    let attacks: [(&str, c_long); 26] = unsafe {
+    let attacks: [(&str, c_long); 30] = unsafe {
         [
             ("open for reading", open(outside, libc::O_RDONLY)),
             ("open for writing", open(outside, libc::O_WRONLY)),
@@ -37,6 +37,10 @@ fn attack(kind: ThreadKind, outside: &Path) {
             ("openat2", syscall(libc::SYS_openat2, libc::AT_FDCWD, program, none, 0)),
             ("socket over TCP", syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, 0)),
             ("socket over IPv6", syscall(libc::SYS_socket, libc::AF_INET6, libc::SOCK_STREAM, 0)),
+            ("socket over UDP", syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_DGRAM, 0)),
+            ("socket over UDP and IPv6", syscall(libc::SYS_socket, libc::AF_INET6, libc::SOCK_DGRAM, 0)),
+            ("socket over MPTCP", syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP)),
+            ("raw socket", syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_RAW)),
             ("netlink socket", syscall(libc::SYS_socket, libc::AF_NETLINK, libc::SOCK_RAW, 0)),
             ("vsock", syscall(libc::SYS_socket, libc::AF_VSOCK, libc::SOCK_STREAM, 0)),
             ("execve", syscall(libc::SYS_execve, program, none, none)),

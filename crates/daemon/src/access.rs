@@ -22,11 +22,15 @@ pub(crate) fn resolve(access: &Access) -> io::Result<export::Access> {
     })
 }
 
+/// The number of a user or group, which need not have a name.
+pub(crate) fn number(text: &str) -> Option<u32> {
+    // The largest means "none" to the system.
+    text.parse().ok().filter(|number| *number < u32::MAX)
+}
+
 /// A user or group by its name, or else by its number.
 fn find(noun: &str, name: &str, by_name: fn(&str) -> io::Result<Option<u32>>) -> io::Result<u32> {
-    // The largest number means "none" to the system.
-    let number = || name.parse().ok().filter(|number| *number < u32::MAX);
-    by_name(name)?.or_else(number).ok_or_else(|| io::Error::other(format!("there is no {noun} '{name}'")))
+    by_name(name)?.or_else(|| number(name)).ok_or_else(|| io::Error::other(format!("there is no {noun} '{name}'")))
 }
 
 #[cfg(test)]

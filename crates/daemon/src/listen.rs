@@ -4,7 +4,7 @@
 //! socket has neither, and whoever reaches it may do everything: it is on a loopback address unless that is forced.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use egret_event_loop::FromPeer;
@@ -79,7 +79,7 @@ fn log_about(address: &Address) -> PeerLog {
 }
 
 fn open_tcp(host: &str, port: u16, remote: bool) -> io::Result<Socket> {
-    let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
+    let addresses = egret_nbd::look_up(host, port)?;
     addresses.iter().try_for_each(|address| check_reach(address, remote))?;
     let listener = TcpListener::bind(addresses.as_slice())?;
     listener.set_nonblocking(true)?;

@@ -25,16 +25,21 @@ enum Question {
 /// Runs `egret config`.
 pub fn run(arguments: &ConfigArguments) -> Result<()> {
     let Question::Check { file } = &arguments.question;
-    print!("{}", check(file)?);
-    Ok(())
+    crate::print(&check(file)?)
 }
 
-fn check(file: &Path) -> Result<String> {
-    let config = ConfigFile::open(file)?.config()?;
-    let warnings: String = config.warnings().iter().map(|warning| format!("warning: {warning}\n")).collect();
+fn check(path: &Path) -> Result<String> {
+    let file = ConfigFile::open(path)?;
+    let config = file.config()?;
+    config.check_nbd_server().map_err(|error| file.locate(&error))?;
+    let mut warnings = config.warnings();
+    if config.exports.is_empty() {
+        warnings.push("nothing to serve: give an --export or a --monitor beside it".to_owned());
+    }
+    let warnings: String = warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
     Ok(format!(
         "{warnings}{}: good: iothreads {}, blockdevs {}, exports {}\n",
-        file.display(),
+        path.display(),
         config.iothreads.len(),
         config.blockdevs.len(),
         config.exports.len()
@@ -50,7 +55,16 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("egret.toml");
         std::fs::write(&file, "[[blockdev]]\nnode-name = 'n'\ndriver = 'null-co'\n").unwrap();
-        assert!(check(&file).unwrap().ends_with("egret.toml: good: iothreads 0, blockdevs 1, exports 0\n"));
+        let good = check(&file).unwrap();
+        assert!(good.ends_with("egret.toml: good: iothreads 0, blockdevs 1, exports 0\n"), "{good}");
+        assert!(good.starts_with("warning: nothing to serve: give an --export or a --monitor beside it\n"), "{good}");
+        std::fs::write(
+            &file,
+            "[[blockdev]]\nnode-name = 'n'\ndriver = 'null-co'\n\n[[export]]\nid = 'e'\nnode-name = 'n'\ntype = 'nbd'\n",
+        )
+        .unwrap();
+        let error = check(&file).unwrap_err().to_string();
+        assert!(error.contains("egret.toml:8: export 'e': type=nbd needs --nbd-server"), "{error}");
         std::fs::write(&file, "[[blockdev]]\nnode-name = 'n'\ndriver = 'null-oc'\n").unwrap();
         let error = check(&file).unwrap_err().to_string();
         assert!(error.ends_with(

@@ -16,7 +16,8 @@ pub struct Ctl {
     socket: PathBuf,
     /// A command, such as query-block-exports
     command: String,
-    /// Its arguments: KEY=VALUE, dots leading into objects and lists, or one JSON object
+    /// Its arguments: KEY=VALUE, dots leading into objects and lists, or one JSON object; a value is JSON if it looks
+    /// like it, so that text of digits is in quotes: 'port="10809"'
     #[arg(value_name = "KEY=VALUE")]
     arguments: Vec<String>,
     /// Print the answer as it came, on one line
@@ -28,12 +29,7 @@ pub struct Ctl {
 pub fn run(asked: &Ctl) -> Result<()> {
     let arguments = arguments(&asked.arguments)?;
     let answer = Qmp::connect(&asked.socket, None)?.run(&asked.command, arguments)?;
-    if asked.json {
-        println!("{answer}");
-    } else {
-        print!("{}", shown(&answer));
-    }
-    Ok(())
+    crate::print(&if asked.json { format!("{answer}\n") } else { shown(&answer) })
 }
 
 /// The arguments as a command has them: what looks like JSON is JSON, and the rest is text.
@@ -109,6 +105,7 @@ mod tests {
             json!({"id": "e0", "writable": true, "num-queues": 4, "addr": {"type": "unix", "path": "/a,b"},
                    "iothread": ["io0"]})
         );
+        assert_eq!(arguments(&["port=\"10809\"".to_owned()]).unwrap(), json!({"port": "10809"}));
         assert_eq!(arguments(&["{\"a\": [1]}".to_owned()]).unwrap(), json!({"a": [1]}));
         assert_eq!(arguments(&[]).unwrap(), json!({}));
         assert!(arguments(&["id".to_owned()]).is_err());

@@ -11,8 +11,10 @@ mod report;
 mod serve;
 mod top;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 
 use crate::cli::{Cli, Command};
@@ -64,6 +66,18 @@ fn in_one_line(error: &anyhow::Error) -> String {
     })
 }
 
+/// Prints what was asked for. Where nobody reads it any more, that is all.
+///
+/// # Errors
+/// It cannot be written.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        done => done.context("standard output"),
+    }
+}
+
 fn complain(line: &str) -> ExitCode {
     eprintln!("egret: {line}");
     ExitCode::FAILURE
@@ -71,9 +85,9 @@ fn complain(line: &str) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use anyhow::Context as _;
     use egret_daemon::Daemon;
     use egret_daemon::process::Inherited;
+    use egret_vocabulary::config::ConfigFile;
 
     use super::*;
 
@@ -88,7 +102,7 @@ mod tests {
             export: vec![socket.to_owned()],
             ..serve::Serve::default()
         };
-        let config = serve::config(&arguments).unwrap();
+        let config = serve::config(&arguments, ConfigFile::default()).unwrap();
         let error = Daemon::start(&config, &mut Inherited::default()).map(drop).unwrap_err();
         let line = "export 'e': cannot listen on socket '/nonexistent/s': No such file or directory (os error 2)";
         assert_eq!(in_one_line(&error.into()), line);

@@ -2,8 +2,9 @@
 
 mod support;
 
+use std::fs::File;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use support::await_that;
 use support::scratch::Scratch;
@@ -48,4 +49,32 @@ fn a_shell_makes_a_disk_looks_at_it_and_ends_the_daemon() {
     assert!(status == Some(1) && complaint.starts_with("egret: cannot connect to '"), "{complaint}");
     good(&["quit"]);
     await_that("the daemon to end", || !server.is_alive());
+}
+
+#[test]
+fn what_cannot_be_printed_is_an_error_and_what_nobody_reads_any_more_is_none() {
+    let scratch = Scratch::new();
+    let (socket, file) = (scratch.path("qmp"), scratch.path("egret.toml"));
+    let (socket_text, file_text) = (socket.to_str().unwrap(), file.to_str().unwrap());
+    std::fs::write(&file, "[[blockdev]]\nnode-name = 'n'\ndriver = 'null-co'\n").unwrap();
+    let _server = Server::start(&Program::egret(), &Options::new().monitor("m", &socket));
+    for words in [
+        &["ctl", socket_text, "query-version"][..],
+        &["ctl", "--json", socket_text, "query-version"],
+        &["top", "--once", "--interval=0.1", socket_text],
+        &["config", "check", file_text],
+        &["serve", "--config", file_text, "--monitor=stdio", "--print-config"],
+        &["serve", "--object", "help"],
+    ] {
+        let run = |stdout: Stdio| {
+            let Output { status, stderr, .. } = Command::new(binary()).args(words).stdout(stdout).output().unwrap();
+            (status.code(), String::from_utf8(stderr).unwrap())
+        };
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let complaint = "egret: standard output: No space left on device (os error 28)\n";
+        assert_eq!(run(full.into()), (Some(1), complaint.to_owned()), "{words:?}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(run(writer.into()), (Some(0), String::new()), "{words:?}");
+    }
 }

@@ -2,12 +2,13 @@
 
 mod support;
 
+use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use egret_faultdisk::{Effect, Fault, IoType, Order};
@@ -58,6 +59,7 @@ fn requests_that_do_not_end_are_named_and_the_daemon_ends_without_them() {
         let said = complaints(&server);
         assert!(said.contains("export 'e0': 2 requests have not ended in 1 s; blockdev 'd0'"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(!said.contains('\x1b'), "colours are for terminals: {said:?}");
         assert!(!pidfile.exists());
         // The socket is left, and the next daemon takes it over.
     }
@@ -80,6 +82,46 @@ fn a_daemon_serves_and_ends_as_it_should_though_nobody_reads_any_more_what_it_pr
     let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
     assert!(status.success(), "{status}");
     assert!(!socket.exists());
+}
+
+#[test]
+fn a_daemon_whose_announcement_cannot_be_printed_serves_and_ends_as_it_should() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    // Its reader has gone.
+    let (_, closed) = std::io::pipe().unwrap();
+    for stdout in [Stdio::from(full), closed.into()] {
+        let scratch = Scratch::new();
+        let (disk, socket, pidfile) = (scratch.image("disk.img", MIB), scratch.path("socket"), scratch.path("pid"));
+        let program = Program::egret_alone();
+        let mut command = program.command();
+        command.arg(disk).arg("--socket").arg(&socket).arg("--pidfile").arg(&pidfile).stdout(stdout);
+        let mut daemon = Reaped(command.spawn().unwrap());
+        await_that("the daemon to listen or to end", || socket.exists() || daemon.0.try_wait().unwrap().is_some());
+        Guest::boot(&socket).read_honestly();
+        rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), rustix::process::Signal::TERM)
+            .unwrap();
+        let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+        assert!(status.success(), "{status}");
+        assert!(!socket.exists() && !pidfile.exists());
+    }
+}
+
+#[test]
+fn a_daemon_that_waits_for_a_disk_before_it_serves_is_ended_by_a_signal() {
+    let scratch = Scratch::new();
+    let (server, pidfile) = (scratch.path("server"), scratch.path("pid"));
+    let listener = UnixListener::bind(&server).unwrap();
+    let options = Options::new()
+        .nbd("d0", &server, "open-timeout=600")
+        .export("e0", "d0", &scratch.path("e0"), "")
+        .words([format!("--pidfile={}", pidfile.display())]);
+    let mut daemon = Reaped(Program::egret().command().args(options.as_words()).spawn().unwrap());
+    // It has a connection, and hears nothing.
+    let _connection = listener.accept().unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), rustix::process::Signal::TERM).unwrap();
+    let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+    assert_eq!(status.signal(), Some(libc::SIGTERM), "{status}");
+    assert!(!pidfile.exists());
 }
 
 #[test]
@@ -348,10 +390,10 @@ fn an_iothread_that_cannot_go_on_ends_the_daemon_with_one_line() {
 fn a_panic_ends_the_daemon_with_one_line() {
     no_core_files();
     let scratch = Scratch::new();
-    let mut command = Program::egret().command();
+    // A library's own: there is no thread to write the log. It is started by one that is confined, and C libraries start
+    // threads of those by this call and others by another.
+    let mut command = Program::egret().with(Fate::fails(libc::SYS_clone, libc::EAGAIN)).command();
     command.arg(scratch.image("disk", MIB)).arg("--socket").arg(scratch.path("socket"));
-    // The library's own: it cannot print.
-    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let said = aborted(command.stdout(full));
-    assert!(said.starts_with("egret: thread 'main' panicked at ") && said.lines().count() == 1, "{said}");
+    let said = aborted(&mut command);
+    assert!(said.starts_with("egret: thread 'log' panicked at ") && said.lines().count() == 1, "{said}");
 }

@@ -3,16 +3,17 @@
 mod support;
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
 
 use blkio::ReqFlags;
 use serde_json::json;
-use support::await_that;
 use support::disk::Disk;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
-use support::server::{Options, Program, Server};
+use support::server::{Options, Program, Reaped, Server};
+use support::{await_some, await_that};
 
 const MIB: u64 = 1 << 20;
 
@@ -123,4 +124,55 @@ fn a_disk_that_hangs_holds_up_no_change_of_another() {
     qmp.run("block-export-del", json!({"id": "e1"}));
     assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": "e1"}));
     qmp.run("blockdev-del", json!({"node-name": "d1"}));
+}
+
+/// A terminal's two ends: who reads it, and what a program has for its streams. It passes bytes on as they are.
+fn terminal() -> (File, File) {
+    let (mut ours, mut theirs) = (-1, -1);
+    // SAFETY: all zeroes is a valid value of this plain structure.
+    let mut how: libc::termios = unsafe { std::mem::zeroed() };
+    // SAFETY: it writes to this structure alone.
+    unsafe { libc::cfmakeraw(&raw mut how) };
+    // SAFETY: it writes two numbers and reads `how`; a null pointer stands for what is not said.
+    let made = unsafe {
+        libc::openpty(&raw mut ours, &raw mut theirs, std::ptr::null_mut(), &raw const how, std::ptr::null())
+    };
+    assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: both were just opened, and are nobody else's.
+    unsafe { (File::from_raw_fd(ours), File::from_raw_fd(theirs)) }
+}
+
+#[test]
+fn a_terminal_that_nobody_reads_holds_up_neither_another_monitor_nor_the_end() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("qmp");
+    let (mut reader, theirs) = terminal();
+    let mut command = Program::egret().command();
+    command.args(Options::new().monitor("m", &socket).words(["--monitor", "stdio"]).as_words());
+    command.stdin(theirs.try_clone().unwrap()).stdout(theirs);
+    let mut daemon = Reaped(command.spawn().unwrap());
+    drop(command);
+    let mut said = BufReader::new(reader.try_clone().unwrap());
+    let mut line = || {
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        serde_json::from_str::<serde_json::Value>(&line).unwrap()
+    };
+    assert!(line()["QMP"].is_object());
+    reader.write_all(b"{\"execute\":\"qmp_capabilities\"}\n").unwrap();
+    assert_eq!(line(), json!({"return": {}}));
+    reader.write_all(b"{\"execute\":\"query-qmp-schema\"}\n").unwrap();
+    // The answer has begun to come, and is more than a terminal holds.
+    rustix::event::poll(&mut [rustix::event::PollFd::new(&reader, rustix::event::PollFlags::IN)], None).unwrap();
+    let mut other = Qmp::connect(&socket);
+    // With each of these goes a piece of what the terminal is to have.
+    let schema = other.run("query-qmp-schema", json!({}));
+    assert!(schema.to_string().len() > 32 << 10);
+    for _ in 0..100 {
+        other.run("query-version", json!({}));
+    }
+    let pid = rustix::process::Pid::from_child(&daemon.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+    assert!(status.success(), "{status}");
 }

@@ -31,7 +31,7 @@ use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::wire::{F_VERSION_1, GET_INFLIGHT_FD, SET_BACKEND_REQ_FD, SET_VRING_CALL, Wire, inflight};
-use support::{await_that, http};
+use support::{await_some, await_that, http};
 
 const MIB: u64 = 1 << 20;
 /// How often the watchdog wakes up under `--watchdog 1`, at least.
@@ -127,6 +127,10 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     for cpus in [json!("0"), Value::Null] {
         set(&mut qmp, "io0", "cpu-affinity", cpus);
     }
+    // A message that takes more memory as it comes, before a recording goes and leaves it as much.
+    let id = "long".repeat(100_000);
+    qmp.send(json!({"execute": "query-version", "id": id}).to_string().as_bytes());
+    assert_eq!(qmp.read().unwrap()["id"], id);
     for monitor in ["io_uring", "epoll"] {
         let io3 = json!({"qom-type": "iothread", "id": "io3", "fd-monitor": monitor, "poll-policy": "off"});
         qmp.run("object-add", io3);
@@ -170,10 +174,6 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     assert!(scratch.path("pr1").exists());
     let elsewhere = json!({"driver": "file", "node-name": "d3", "filename": env!("CARGO_BIN_EXE_egret")});
     qmp.fail("blockdev-add", elsewhere);
-    // A message that takes more memory as it comes.
-    let id = "long".repeat(100_000);
-    qmp.send(json!({"execute": "query-version", "id": id}).to_string().as_bytes());
-    assert_eq!(qmp.read().unwrap()["id"], id);
     // Files that nothing has taken.
     let file = File::open(&image).unwrap();
     (0..2).for_each(|_| qmp.send_descriptors(&[file.as_fd(), file.as_fd()]));
@@ -577,5 +577,26 @@ fn a_daemon_that_gives_up_root_goes_on_with_what_is_open_and_leaves_nothing_behi
         drop(qmp);
         assert_eq!(server.terminate().code(), Some(0));
         assert_eq!(scratch.left_behind(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn what_is_served_over_tcp_listens_on_localhost_by_its_name() {
+    let free = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let ports = free.each_ref().map(|socket| socket.local_addr().unwrap().port());
+    drop(free);
+    let [monitor, metrics, nbd] = ports;
+    let options = Options::new().words([
+        format!("--chardev=socket,id=m,host=localhost,port={monitor},server=on,wait=off"),
+        "--monitor=m".to_owned(),
+        format!("--metrics=localhost:{metrics}"),
+        format!("--nbd-server=addr.type=inet,addr.host=localhost,addr.port={nbd}"),
+    ]);
+    let mut server = Server::start(&Program::egret(), &options);
+    for port in ports {
+        await_some("the daemon to listen", || {
+            assert!(server.is_alive(), "{:?}", server.log());
+            TcpStream::connect(("127.0.0.1", port)).ok()
+        });
     }
 }

@@ -188,6 +188,33 @@ fn a_hundred_exports_of_eight_queues_fit_on_a_page() {
 }
 
 #[test]
+fn a_file_that_can_be_read_but_once_has_its_metrics_too() {
+    let scratch = Scratch::new();
+    let (metrics, file) = (scratch.path("metrics"), scratch.path("egret.toml"));
+    let (socket, path) = (scratch.path("e0"), metrics.display());
+    let text = format!(
+        "[[blockdev]]\nnode-name = 'n'\ndriver = 'null-co'\n[[export]]\nid = 'e'\nnode-name = 'n'\n\
+         type = 'vhost-user-blk'\naddr = {{ type = 'unix', path = '{}' }}\n[metrics]\npath = '{path}'\n",
+        socket.display()
+    );
+    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let writer = std::thread::spawn({
+        let (file, text) = (file.clone(), text.clone());
+        move || std::fs::write(file, text).unwrap()
+    });
+    let options = Options::new().words(["--config".into(), file.display().to_string()]);
+    let server = Server::start(&Program::egret_alone(), &options.listening(&socket).listening(&metrics));
+    scrape(&metrics);
+    writer.join().unwrap();
+    assert!(server.terminate().success());
+
+    let mut command = Program::egret_alone().command();
+    let mut daemon = Reaped(command.args(["--config", "/dev/stdin"]).stdin(Stdio::piped()).spawn().unwrap());
+    daemon.0.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    await_that("the daemon to serve metrics", || get(&metrics, "/metrics").is_ok());
+}
+
+#[test]
 fn top_prints_what_happens_as_plain_text_where_it_is_asked_to() {
     let scratch = Scratch::new();
     let qmp = scratch.path("qmp");

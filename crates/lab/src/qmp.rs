@@ -81,10 +81,21 @@ impl Qmp {
     }
 
     fn read(&mut self) -> io::Result<Value> {
-        let mut line = String::new();
-        match (&mut self.stream).take(LONGEST).read_line(&mut line) {
+        let mut message = String::new();
+        self.read_line(&mut message)?;
+        // One that is written for people takes several lines, of which none but the last begins with this bracket.
+        if message.trim_end() == "{" {
+            while self.read_line(&mut message)? != b'}' {}
+        }
+        serde_json::from_str(&message).map_err(|_| foreign())
+    }
+
+    /// Reads another line of a message; the byte that it begins with.
+    fn read_line(&mut self, message: &mut String) -> io::Result<u8> {
+        let begin = message.len();
+        match (&mut self.stream).take(LONGEST - begin as u64).read_line(message) {
             Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has hung up")),
-            Ok(_) => serde_json::from_str(&line).map_err(|_| foreign()),
+            Ok(_) => Ok(message.as_bytes()[begin]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 Err(io::Error::new(io::ErrorKind::TimedOut, "the server does not answer"))
             }
@@ -137,6 +148,18 @@ mod tests {
         assert_eq!(monitor.threads("query-cpus-fast").unwrap(), [11, 12]);
         assert_eq!(monitor.threads("query-iothreads").unwrap(), [9]);
         assert!(monitor.threads("query-iothreads").is_err(), "one thread is not two");
+    }
+
+    #[test]
+    fn a_monitor_that_writes_for_people_is_understood() {
+        let line: Value = serde_json::from_str(GREETING).unwrap();
+        let mut monitor = saying(Vec::leak(vec![
+            String::leak(format!("{line:#}\r")),
+            "{\r\n    \"return\": {\r\n    }\r\n}\r",
+            "{\n  \"return\": {\n    \"a\": {}\n  }\n}",
+        ]))
+        .unwrap();
+        assert_eq!(monitor.run("stop", json!({})).unwrap(), json!({"a": {}}));
     }
 
     #[test]

@@ -65,9 +65,9 @@ impl Connection {
             }
             Address::Inet { host, port } => {
                 let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-                let opened = look_up(host, *port)?
-                    .into_iter()
-                    .find_map(|address| open_tcp(address, deadline, stop).map_err(|e| last = e).ok());
+                let found = look_up(host, *port).map_err(|e| ConnectError::LookUp(host.clone(), e))?;
+                let opened =
+                    found.into_iter().find_map(|address| open_tcp(address, deadline, stop).map_err(|e| last = e).ok());
                 opened.ok_or_else(|| match last.kind() {
                     io::ErrorKind::PermissionDenied => ConnectError::Forbidden(*port),
                     _ => ConnectError::Connect(last),
@@ -131,8 +131,11 @@ impl Connection {
     }
 }
 
-/// Where a name leads; an address leads to itself.
-fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
+/// Where a name leads; an address leads to itself. No file is read for either, nor for `localhost`.
+///
+/// # Errors
+/// The name leads nowhere, or nobody may be asked.
+pub fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let known = match host {
         "localhost" => vec![IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)],
         _ => host.parse().ok().into_iter().collect(),
@@ -140,8 +143,7 @@ fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
     if !known.is_empty() {
         return Ok(known.into_iter().map(|address| SocketAddr::new(address, port)).collect());
     }
-    let found = (host, port).to_socket_addrs().map_err(|e| ConnectError::LookUp(host.to_owned(), e))?;
-    Ok(found.collect())
+    Ok((host, port).to_socket_addrs()?.collect())
 }
 
 fn open_tcp(address: SocketAddr, deadline: Instant, stop: &EventNotifier) -> io::Result<OwnedFd> {

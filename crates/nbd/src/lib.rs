@@ -27,6 +27,7 @@ mod target;
 pub mod tls;
 
 pub use channel::{Channel, ChannelError, Received};
+pub use connect::look_up;
 pub use connector::start;
 pub use disk::{NbdDisk, engine_over};
 pub use target::{Address, Encryption, Target};

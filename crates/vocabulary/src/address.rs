@@ -47,7 +47,7 @@ options! {
         /// Who may connect.
         #[serde(flatten)]
         access: Access => &Access::keys(&DEFAULT_MODE);
-        /// Address or name to listen on over TCP, on loopback.
+        /// Address to listen on over TCP, on loopback, or `localhost`; another name only without a sandbox.
         host: Option<String>, ValueType::Text(1, 255), unset "none";
         /// TCP port to listen on.
         port: Option<u16>, ValueType::Number(1, 65535, ""), unset "none";

@@ -57,6 +57,9 @@ pub enum MonitorError {
     /// Two monitors on one chardev.
     #[error("--monitor: chardev '{0}' has a monitor already")]
     Taken(String),
+    /// Two monitors on the standard streams.
+    #[error("--monitor: chardev '{0}' is stdio, which another monitor has")]
+    Stdio(String),
 }
 
 options! {
@@ -156,7 +159,11 @@ pub fn monitors(chardevs: &[String], monitors: &[String]) -> Result<Vec<Monitor>
         }
         Ok(Monitor { chardev, pretty })
     };
-    monitors.iter().map(monitor).collect()
+    let monitors: Vec<Monitor> = monitors.iter().map(monitor).collect::<Result<_, _>>()?;
+    match monitors.iter().filter(|monitor| monitor.chardev.backend == Backend::Stdio).nth(1) {
+        Some(second) => Err(MonitorError::Stdio(second.chardev.id.clone())),
+        None => Ok(monitors),
+    }
 }
 
 fn read<T: DeserializeOwned>(option: &str, argument: &str, implied: &str, shape: &Shape) -> Result<T, MonitorError> {
@@ -232,6 +239,8 @@ mod tests {
             (&["stdio,id=c", "stdio,id=c"], &[], "chardev 'c': there is another chardev of this name"),
             (&[], &["chardev=c"], "--monitor: there is no chardev 'c'; make one with: --chardev socket,id=c,path"),
             (&["stdio,id=c"], &["c", "c"], "--monitor: chardev 'c' has a monitor already"),
+            (&["stdio,id=a", "stdio,id=b"], &["a", "b"], "--monitor: chardev 'b' is stdio, which another monitor has"),
+            (&["stdio,id=a"], &["stdio", "a"], "--monitor: chardev 'a' is stdio, which another monitor has"),
             (&["stdio,id=c"], &["c,mode=readline"], "mode must be control, got 'readline'"),
         ] {
             let error = read(chardevs, names).unwrap_err();

@@ -34,6 +34,10 @@ impl Daemon {
 
     pub(super) fn start_io_thread(&mut self, object: &IoThread) -> Result<(), StartError> {
         let running = RunningIoThread::start(object)?;
+        if let Some(capacity) = self.recorded_waits {
+            let failed = |e: std::io::Error| StartError::IoThread(object.id.clone(), e.to_string());
+            running.record_waits(capacity).map_err(failed)?;
+        }
         self.registry.register_io_thread(&object.id, running.counters.clone());
         self.io_threads.insert(object.id.clone(), running);
         Ok(())

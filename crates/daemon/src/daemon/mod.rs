@@ -77,6 +77,8 @@ pub struct Daemon {
     config: Config,
     exports: BTreeMap<String, egret_export::Export>,
     io_threads: BTreeMap<String, RunningIoThread>,
+    /// How many waits of each I/O thread are kept, if they are recorded.
+    recorded_waits: Option<usize>,
     disks: BTreeMap<String, Arc<Disk>>,
     /// The disks that `blockdev-set-active` has active; each is one of `disks`.
     held: BTreeMap<String, Active>,
@@ -118,6 +120,7 @@ impl Daemon {
             config: config.clone(),
             exports: BTreeMap::new(),
             io_threads: BTreeMap::new(),
+            recorded_waits: None,
             disks: BTreeMap::new(),
             held: BTreeMap::new(),
             unwritten: BTreeMap::new(),
@@ -165,12 +168,14 @@ impl Daemon {
         Ok(new)
     }
 
-    /// Records how each I/O thread waits, from here on: the newest `capacity` waits, in memory that is taken now.
+    /// Records how each I/O thread waits, from here on, and those that are yet to come from their beginning: the newest
+    /// `capacity` waits, in memory that is taken now, or then.
     ///
     /// # Errors
     ///
     /// What blocking costs cannot be measured.
-    pub fn record_waits(&self, capacity: usize) -> std::io::Result<()> {
+    pub fn record_waits(&mut self, capacity: usize) -> std::io::Result<()> {
+        self.recorded_waits = Some(capacity);
         self.io_threads.values().try_for_each(|io_thread| io_thread.record_waits(capacity))
     }
 

@@ -1,6 +1,6 @@
 //! The server that has all exports over NBD.
 
-use std::net::{IpAddr, ToSocketAddrs as _};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use egret_export::{NbdAddress, NbdServer, NbdServerConfig};
@@ -35,7 +35,7 @@ fn warn_of_reach(host: &str, port: u16, tls: Option<&ServerCredentials>) {
         Some(_) => "who they are is not asked (verify-peer=off)",
         None => "nothing is encrypted; nor is anybody asked who he is",
     };
-    let mut addresses = (host, port).to_socket_addrs().into_iter().flatten().map(|address| address.ip());
+    let mut addresses = egret_nbd::look_up(host, port).into_iter().flatten().map(|address| address.ip());
     if let Some(reached) = addresses.find(|ip: &IpAddr| !ip.is_loopback()) {
         tracing::warn!("NBD server: other hosts reach {reached}, and {what}");
     }

@@ -287,6 +287,16 @@ fn an_image_grows_to_whole_blocks_and_never_shrinks() {
 }
 
 #[test]
+fn waits_are_recorded_of_threads_that_come_while_they_are_too() {
+    let mut daemon = daemon();
+    daemon.add_io_thread(IoThread::new("io0")).unwrap();
+    assert!(daemon.take_recordings("").is_empty());
+    daemon.record_waits(64).unwrap();
+    daemon.add_io_thread(IoThread::new("io1")).unwrap();
+    assert_eq!(daemon.take_recordings("").into_keys().collect::<Vec<_>>(), ["io0", "io1"]);
+}
+
+#[test]
 fn a_thread_changes_its_policy_while_it_runs_and_keeps_what_is_fixed() {
     let mut daemon = daemon();
     daemon.add_io_thread(IoThread::new("io0")).unwrap();

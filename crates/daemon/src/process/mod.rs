@@ -8,6 +8,7 @@ mod abort;
 mod background;
 mod inherited;
 mod manager;
+mod output;
 mod patience;
 mod pidfile;
 mod sandbox;
@@ -20,6 +21,7 @@ pub use background::{BackgroundError, LaunchError, Launched, Readiness, Side, ba
 pub use inherited::{InheritError, Inherited};
 pub(crate) use manager::watchdog_interval;
 pub use manager::{Progress, notify_service_manager};
+pub use output::Output;
 pub use patience::Patience;
 pub use pidfile::{Pidfile, PidfileError};
 pub use sandbox::{Places, Sandbox, SandboxError, give};

@@ -90,14 +90,19 @@ impl Pidfile {
             }
         }
     }
-}
 
-impl Drop for Pidfile {
-    fn drop(&mut self) {
+    /// Removes the file, which stays locked.
+    pub fn remove(&self) {
         // Only if it is still ours: an operator may have put another in its place.
         if is_at(&self.file, &self.path) {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+impl Drop for Pidfile {
+    fn drop(&mut self) {
+        self.remove();
     }
 }
 

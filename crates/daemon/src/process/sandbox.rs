@@ -15,6 +15,7 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chownat};
 use thiserror::Error;
 
 use super::sys::{self, User};
+use crate::access::number;
 
 /// What the command line says of it.
 #[derive(Clone, Debug)]
@@ -85,7 +86,7 @@ impl Sandbox {
     fn identity(&self) -> Result<Option<Identity>, SandboxError> {
         let group = match &self.group {
             Some(name) => {
-                let known = sys::group_id(name)?.or_else(|| name.parse().ok());
+                let known = sys::group_id(name)?.or_else(|| number(name));
                 Some(known.ok_or_else(|| SandboxError::Group(name.clone()))?)
             }
             None => None,
@@ -96,8 +97,8 @@ impl Sandbox {
             return Ok(Some(Identity { uid, gid, groups: sys::groups_of(name, gid)? }));
         }
         // A number that nobody has a name for has no group of its own either.
-        match (name.parse(), group) {
-            (Ok(uid), Some(gid)) => Ok(Some(Identity { uid, gid, groups: vec![gid] })),
+        match (number(name), group) {
+            (Some(uid), Some(gid)) => Ok(Some(Identity { uid, gid, groups: vec![gid] })),
             _ => Err(SandboxError::User(name.clone())),
         }
     }
@@ -229,6 +230,9 @@ mod tests {
         // Whose group would it be?
         assert_eq!(line(Some("54321"), None), "--user 54321: there is no such user");
         assert_eq!(line(Some("root"), Some("no-such-group")), "--group no-such-group: there is no such group");
+        // To the system it means that nothing changes.
+        assert_eq!(line(Some("4294967295"), Some("12345")), "--user 4294967295: there is no such user");
+        assert_eq!(line(Some("54321"), Some("4294967295")), "--group 4294967295: there is no such group");
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::sys;
 
@@ -41,6 +44,29 @@ impl Signals {
         sys::ignore(libc::SIGXFSZ);
         let fd = sys::signal_descriptor(&Signal::ALL.map(|(_, number)| number))?;
         Ok(Self { fd })
+    }
+
+    /// Does something that may take as long as others like. A signal that comes meanwhile ends the process, after `clean`, as
+    /// it ends one that has nothing to lose.
+    ///
+    /// # Errors
+    /// There is no room for a thread, which waits for the signals meanwhile.
+    pub fn end_during<T>(&self, act: impl FnOnce() -> T, clean: impl FnOnce() + Send) -> io::Result<T> {
+        let (over, acting) = io::pipe()?;
+        let watch = move || {
+            let mut fds = [PollFd::new(&over, PollFlags::IN), PollFd::new(self, PollFlags::IN)];
+            while poll(&mut fds, None).is_err() {}
+            if fds[0].revents().is_empty() {
+                clean();
+                let _ = sys::unblock(&Signal::ALL.map(|(_, number)| number));
+            }
+        };
+        thread::scope(|scope| {
+            thread::Builder::new().name("egret-start".to_owned()).spawn_scoped(scope, watch)?;
+            let done = act();
+            drop(acting);
+            Ok(done)
+        })
     }
 
     /// Sleeps until one of the signals comes.

@@ -62,23 +62,32 @@ pub(super) fn ignore(signal: libc::c_int) {
     unsafe { libc::signal(signal, libc::SIG_IGN) };
 }
 
-/// Blocks `signals` in this thread, and in those that it starts from now on; the descriptor reads them.
-pub(super) fn signal_descriptor(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
+/// Lets `signals` through to this thread, which ends the process if one has come and nothing else was to become of it.
+pub(super) fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
+    mask(libc::SIG_UNBLOCK, signals).map(|_| ())
+}
+
+/// Changes what this thread blocks, and those do that it starts from now on; the set of `signals`.
+fn mask(how: libc::c_int, signals: &[libc::c_int]) -> io::Result<libc::sigset_t> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `sigemptyset` initialises the set it is given, and the calls that follow only see it initialised; the
     // signal numbers are libc's constants. `pthread_sigmask` may be asked not to tell the old mask.
-    let set = unsafe {
+    unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for &signal in signals {
             libc::sigaddset(set.as_mut_ptr(), signal);
         }
         let set = set.assume_init();
-        let error = libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
-        if error != 0 {
-            return Err(io::Error::from_raw_os_error(error));
+        match libc::pthread_sigmask(how, &set, std::ptr::null_mut()) {
+            0 => Ok(set),
+            error => Err(io::Error::from_raw_os_error(error)),
         }
-        set
-    };
+    }
+}
+
+/// Blocks `signals` in this thread, and in those that it starts from now on; the descriptor reads them.
+pub(super) fn signal_descriptor(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
+    let set = mask(libc::SIG_BLOCK, signals)?;
     // SAFETY: -1 asks for a new descriptor, and the set is initialised.
     let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC) };
     if fd < 0 {

@@ -13,6 +13,7 @@ use super::Descriptors;
 use super::event::Event;
 use super::frame::Framer;
 use super::session::{Heard, Order, Session};
+use crate::process::Output;
 
 /// Bytes that are read in one go.
 const GULP: usize = 16 << 10;
@@ -22,8 +23,6 @@ const PATIENT: usize = 64 << 10;
 const MOST_UNREAD: usize = 1 << 20;
 /// Descriptors that are kept of one message.
 const MOST_KEPT: usize = 16;
-/// What a pipe or terminal takes without blocking once it is said to be ready.
-const MOUTHFUL: usize = 4096;
 
 /// A conversation and the streams that it travels on.
 pub(super) struct Client {
@@ -47,7 +46,7 @@ pub(super) struct Client {
 
 enum Stream {
     Socket(FromPeer),
-    Stdio(io::Stdin, io::Stdout),
+    Stdio(io::Stdin, Output),
 }
 
 impl Client {
@@ -55,8 +54,8 @@ impl Client {
         Self::new(Stream::Socket(stream), Some(place), pretty)
     }
 
-    pub(super) fn stdio(pretty: bool) -> Self {
-        Self::new(Stream::Stdio(io::stdin(), io::stdout()), None, pretty)
+    pub(super) fn stdio(output: Output, pretty: bool) -> Self {
+        Self::new(Stream::Stdio(io::stdin(), output), None, pretty)
     }
 
     fn new(stream: Stream, place: Option<usize>, pretty: bool) -> Self {
@@ -106,7 +105,7 @@ impl Client {
             return;
         }
         if let Stream::Stdio(input, _) = &self.stream
-            && !is_ready_now(input.as_fd(), PollFlags::IN)
+            && !has_input_now(input.as_fd())
         {
             return;
         }
@@ -184,9 +183,8 @@ impl Client {
             return;
         }
         let written = match &self.stream {
-            Stream::Stdio(_, output) if !is_ready_now(output.as_fd(), PollFlags::OUT) => return,
             Stream::Socket(stream) => rustix::io::write(stream, &self.output),
-            Stream::Stdio(_, output) => rustix::io::write(output, &self.output[..self.output.len().min(MOUTHFUL)]),
+            Stream::Stdio(_, output) => output.write(&self.output),
         };
         match written {
             Ok(count) => drop(self.output.drain(..count)),
@@ -231,10 +229,10 @@ fn receive(stream: &FromPeer, input: &mut [u8], descriptors: &mut Descriptors) -
     Ok(read.bytes)
 }
 
-/// Whether a stream that is shared with others, and so left blocking, would not block now.
-fn is_ready_now(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
+/// Whether a stream that is shared with others, and so left blocking, has something to read now.
+fn has_input_now(fd: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    matches!(poll(&mut [PollFd::from_borrowed_fd(fd, flags)], Some(&at_once)), Ok(1))
+    matches!(poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&at_once)), Ok(1))
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use super::event::Event;
 use super::session::Order;
 use crate::daemon::{CounterRegistry, Daemon, Failures, TornDown, View};
 use crate::listen::Socket;
-use crate::process::{Inherited, Patience};
+use crate::process::{Inherited, Output, Patience};
 use crate::watchdog::Stalls;
 
 /// Clients of one socket that are served at a time. Those of another have nothing to do with them: it may be there for
@@ -78,11 +78,11 @@ pub struct Control {
 type ClientId = u64;
 
 impl Control {
-    /// Opens every monitor's place, which may be a socket of what is `inherited`.
+    /// Opens every monitor's place, which may be a socket of what is `inherited`, or `output`.
     ///
     /// # Errors
     /// A socket that cannot be made; the message names its chardev and its address. Or there is no room for a thread.
-    pub fn new(daemon: Daemon, monitors: &[Monitor], inherited: &mut Inherited) -> io::Result<Self> {
+    pub fn new(daemon: Daemon, monitors: &[Monitor], output: &Output, inherited: &mut Inherited) -> io::Result<Self> {
         let mut new = Self {
             view: daemon.view(),
             registry: Arc::clone(daemon.registry()),
@@ -102,7 +102,7 @@ impl Control {
         };
         for monitor in monitors {
             match &monitor.chardev.backend {
-                Backend::Stdio => new.let_in(Client::stdio(monitor.pretty)),
+                Backend::Stdio => new.let_in(Client::stdio(output.clone(), monitor.pretty)),
                 Backend::Socket(address) => {
                     let explain = |e: io::Error| {
                         let id = &monitor.chardev.id;

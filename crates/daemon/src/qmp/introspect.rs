@@ -102,7 +102,11 @@ impl Types {
             | ValueType::PowerOfTwo(..)
             | ValueType::Bytes(..)
             | ValueType::PowerOfTwoBytes(..) => "int".to_owned(),
-            ValueType::Text(..) | ValueType::Mode | ValueType::Name(_) | ValueType::Descriptor => "str".to_owned(),
+            ValueType::Text(..)
+            | ValueType::Hidden(..)
+            | ValueType::Mode
+            | ValueType::Name(_)
+            | ValueType::Descriptor => "str".to_owned(),
             ValueType::Word(words) => {
                 self.word(&name, &words());
                 name

@@ -52,6 +52,8 @@ pub fn announcement(config: &Config) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use egret_vocabulary::config::ConfigFile;
+
     use super::*;
     use crate::serve::Serve;
 
@@ -65,7 +67,7 @@ mod tests {
             ],
             ..Serve::default()
         };
-        let text = announcement(&crate::serve::config(&arguments).unwrap()).unwrap();
+        let text = announcement(&crate::serve::config(&arguments, ConfigFile::default()).unwrap()).unwrap();
         assert!(text.starts_with("a: writable, at /run/a.sock\n\n  QEMU, before 9.2 with"), "{text}");
         assert!(text.contains(":\n    -object memory-backend-memfd"), "{text}");
         assert!(text.contains("\n  libvirt:\n    <memoryBacking>\n      <source type='memfd'/>"), "{text}");

@@ -1,6 +1,6 @@
 //! A daemon's life: from a checked configuration to the signal that ends it.
 
-use std::io::{IsTerminal as _, Write, stdout};
+use std::io::{IsTerminal as _, stdout};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, bail};
 use egret_confine::{Bounds, ThreadKind};
 use egret_daemon::metrics::Metrics;
 use egret_daemon::process::{
-    Inherited, Patience, Pidfile, Places, Progress, Readiness, Sandbox, Side, Signals, abort_on_panic, background,
-    give, notify_service_manager,
+    Inherited, Output, Patience, Pidfile, Places, Progress, Readiness, Sandbox, Side, Signals, abort_on_panic,
+    background, give, notify_service_manager,
 };
 use egret_daemon::qmp::{Control, Woken};
 use egret_daemon::watchdog::{OnStall, Watchdog};
@@ -20,8 +20,6 @@ use egret_vocabulary::Address;
 use egret_vocabulary::Config;
 use egret_vocabulary::chardev::{Backend, Monitor};
 use egret_vocabulary::schema::{AddFd, Addr, Descriptor, FdAddr};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::pipe::PIPE_BUF;
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
@@ -109,13 +107,17 @@ fn serve(
     let config = &config.clone().with_secrets_read()?;
     inherited = inherited.with_credentials(Credentials::read(config)?);
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
+    // A daemon that goes into the background lets go of its terminal.
+    let output = if launcher.is_none() { Output::open() } else { Output::default() };
     let places = places(life);
     let (identity, missing) = life.sandbox.begin(config, &places)?;
     let _log = log()?;
     if !missing.is_nothing() {
         tracing::warn!("sandbox: {missing}");
     }
-    let daemon = Daemon::start(config, &mut inherited)?;
+    // What is opened may be somewhere that does not answer.
+    let start = || Daemon::start(config, &mut inherited);
+    let mut daemon = signals.end_during(start, || pidfile.iter().for_each(Pidfile::remove)).context("signals")??;
     let registry = daemon.registry();
     let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(registry), place, &mut inherited));
     let metrics = metrics.transpose()?;
@@ -124,7 +126,7 @@ fn serve(
         daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
     }
     let meter = CpuMeter::new(&daemon);
-    let mut control = Control::new(daemon, &life.monitors, &mut inherited)?;
+    let mut control = Control::new(daemon, &life.monitors, &output, &mut inherited)?;
     control.announce_stalls_of(watchdog.stalls());
     for name in inherited.unused() {
         tracing::warn!("socket '{name}' was handed over, and nobody serves who connects to it");
@@ -134,7 +136,7 @@ fn serve(
         give(identity, config, &places)?;
     }
     if let Some(announcement) = &life.announcement {
-        print!("{announcement}");
+        say(&output, announcement);
     }
     if let Some(readiness) = launcher.and_then(Option::take) {
         readiness.ready().context("cannot let go of the terminal")?;
@@ -142,10 +144,10 @@ fn serve(
     // All that was named is open. From here on this thread obeys others.
     Bounds::of_this_thread().narrow(ThreadKind::Control);
     notify_service_manager(Progress::Ready);
-    let reason = attend(&mut control, meter, &signals, life)?;
+    let reason = attend(&mut control, meter, &signals, life, &output)?;
     notify_service_manager(Progress::Stopping);
     let patience = Patience::new(life.shutdown_timeout, &signals);
-    let ended = end(control, life, reason, &patience);
+    let ended = end(control, life, reason, &patience, &output);
     drop((metrics, watchdog));
     drop(pidfile);
     ended
@@ -153,26 +155,19 @@ fn serve(
 
 /// Prints something, as far as somebody takes it at once: a terminal that was closed or is held up, or a pipe that nobody
 /// reads any more, is worth neither an end of the daemon nor a wait of the thread that signals and monitors wait for.
-fn say(text: &str) {
-    say_to(&mut stdout(), text);
-}
-
-fn say_to(reader: &mut (impl Write + AsFd), text: &str) {
-    // A pipe that takes anything takes so much without a wait.
-    for piece in text.as_bytes().chunks(PIPE_BUF) {
-        let takes = matches!(poll(&mut [PollFd::new(reader, PollFlags::OUT)], Some(&Timespec::default())), Ok(1));
-        if !takes || reader.write_all(piece).and_then(|()| reader.flush()).is_err() {
-            return;
-        }
+fn say(output: &Output, text: &str) {
+    let mut rest = text.as_bytes();
+    while let Ok(count @ 1..) = output.write(rest) {
+        rest = &rest[count..];
     }
 }
 
 /// Ends the daemon's objects within `patience`, and reports those that have not ended.
-fn end(control: Control, life: &Life, reason: &'static str, patience: &Patience<'_>) -> Result<()> {
+fn end(control: Control, life: &Life, reason: &'static str, patience: &Patience<'_>, output: &Output) -> Result<()> {
     let mut written = Ok(());
     let ended = control.shut_down(reason, patience).is_some_and(|daemon| {
         if life.talks && life.stats {
-            say(&waits(&daemon));
+            say(output, &waits(&daemon));
         }
         if let Some(path) = &life.record_waits {
             written = write_recordings(&daemon, path);
@@ -201,7 +196,8 @@ fn log() -> Result<WorkerGuard> {
     });
     let joined = starter.context("the log's thread")?.join();
     let (writer, guard) = joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(writer).compact().init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(writer);
+    log.with_ansi(std::io::stderr().is_terminal()).compact().init();
     Ok(guard)
 }
 
@@ -236,7 +232,13 @@ fn write_recordings(daemon: &Daemon, path: &Path) -> Result<()> {
 
 /// Takes commands until the end, and says what for it came; on a terminal with a line now and then, elsewhere without
 /// ever waking up for nothing.
-fn attend(control: &mut Control, mut meter: CpuMeter, signals: &Signals, life: &Life) -> Result<&'static str> {
+fn attend(
+    control: &mut Control,
+    mut meter: CpuMeter,
+    signals: &Signals,
+    life: &Life,
+    output: &Output,
+) -> Result<&'static str> {
     let every = (life.talks && stdout().is_terminal()).then_some(EVERY);
     loop {
         match control.attend(signals.as_fd(), every).context("monitors")? {
@@ -249,31 +251,12 @@ fn attend(control: &mut Control, mut meter: CpuMeter, signals: &Signals, life: &
                 // No line is printed while a change is in progress.
                 let Some(daemon) = control.daemon() else { continue };
                 if let Some(line) = meter.line(daemon) {
-                    say(&format!("{line}\n"));
+                    say(output, &format!("{line}\n"));
                 }
                 if life.stats {
-                    say(&waits(daemon));
+                    say(output, &waits(daemon));
                 }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Read as _;
-
-    use super::*;
-
-    #[test]
-    fn what_a_pipe_has_no_room_for_is_left_out_and_not_waited_for() {
-        let (mut reader, mut writer) = std::io::pipe().unwrap();
-        let text = "0123456789abcdef".repeat(1 << 16);
-        say_to(&mut writer, &text);
-        say_to(&mut writer, "and nothing of what comes behind it");
-        drop(writer);
-        let mut said = String::new();
-        reader.read_to_string(&mut said).unwrap();
-        assert!(said.len() >= PIPE_BUF && said.len() < text.len() && text.starts_with(&said), "{}", said.len());
     }
 }

@@ -144,19 +144,19 @@ pub struct Serve {
 /// Runs `egret serve`.
 pub fn run(arguments: Serve) -> Result<()> {
     if let Some(help) = objects::help(&arguments) {
-        print!("{help}");
-        return Ok(());
+        return crate::print(&help);
     }
     let monitors = chardev::monitors(&arguments.chardev, &arguments.monitor)?;
     let add_fds = arguments.add_fd.iter().map(|text| AddFd::read(text)).collect::<Result<_, _>>()?;
-    let config = config(&arguments)?;
-    let metrics = metrics_place(&arguments)?;
+    let file = arguments.config.as_deref().map(ConfigFile::open).transpose()?.unwrap_or_default();
+    let metrics = metrics_place(&arguments, &file)?;
+    let config = config(&arguments, file)?;
     for warning in config.warnings() {
         eprintln!("egret: warning: {warning}");
     }
     if arguments.print_config {
-        print!("{}{}", effective(&config), metrics.as_ref().map(metrics::table).unwrap_or_default());
-        return Ok(());
+        let metrics = metrics.as_ref().map(metrics::table).unwrap_or_default();
+        return crate::print(&format!("{}{metrics}", effective(&config)));
     }
     let has_stdio = monitors.iter().any(|monitor| monitor.chardev.backend == Backend::Stdio);
     if has_stdio && arguments.daemonize {
@@ -196,18 +196,18 @@ fn seconds(limit: u32) -> Option<Duration> {
 }
 
 /// Where to serve metrics: the option's address, or else the file's.
-fn metrics_place(arguments: &Serve) -> Result<Option<Address>> {
+fn metrics_place(arguments: &Serve, file: &ConfigFile) -> Result<Option<Address>> {
     if let Some(place) = &arguments.metrics {
         return Ok(Some(metrics::address(place)?));
     }
-    Ok(arguments.config.as_deref().map(ConfigFile::open).transpose()?.and_then(|file| file.metrics))
+    Ok(file.metrics.clone())
 }
 
-/// The configuration that the arguments ask for.
-pub fn config(arguments: &Serve) -> Result<Config> {
+/// The configuration that the arguments and their file ask for, which is read once: it may be a pipe.
+pub fn config(arguments: &Serve, file: ConfigFile) -> Result<Config> {
     let mut config = match &arguments.disk {
         Some(disk) => one_disk::config(disk, arguments)?,
-        None => objects::config(arguments)?,
+        None => objects::config(arguments, file)?,
     };
     if let Some(text) = &arguments.memory_max {
         let bytes = schema::memory_max(text.as_str().into(), Spelling::Text);

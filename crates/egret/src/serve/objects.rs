@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::Serve;
 
 /// The configuration that the file and the options spell out; their order does not matter.
-pub fn config(arguments: &Serve) -> Result<Config> {
-    let mut objects = arguments.config.as_deref().map(ConfigFile::open).transpose()?.unwrap_or_default();
+pub fn config(arguments: &Serve, file: ConfigFile) -> Result<Config> {
+    let mut objects = file;
     let of = |noun| move |text: &String| is_of(text, noun);
     let (secrets, others): (Vec<_>, Vec<_>) = arguments.object.iter().cloned().partition(of(Secret::NOUN));
     let (tls_creds, others): (Vec<_>, Vec<_>) = others.into_iter().partition(of(TlsCreds::NOUN));
@@ -41,16 +41,23 @@ fn read_all<T: Object>(
     read: impl Fn(Value, Spelling) -> Result<T, ObjectError>,
 ) -> Result<Vec<T>> {
     let object = |text: &String| {
-        let (value, spelling) = keyval::read(text, implied).map_err(|error| anyhow!("--{option} {text}: {error}"))?;
+        let read_text = keyval::read(text, implied).map_err(|error| match said(text) {
+            said if said == text => anyhow!("--{option} {text}: {error}"),
+            // An error's own words are of the text.
+            said => anyhow!("--{option} {said}: not KEY=VALUE,... (with two commas for one of a value) and not JSON"),
+        });
+        let (value, spelling) = read_text?;
         // An object without a name is identified by its option.
         let is_named = value.get(T::NAME).is_some();
-        read(value, spelling).map_err(
-            |error| {
-                if is_named { error.into() } else { anyhow!("--{option} {text}: {error}") }
-            },
-        )
+        read(value, spelling)
+            .map_err(|error| if is_named { error.into() } else { anyhow!("--{option} {}: {error}", said(text)) })
     };
     texts.iter().map(object).collect()
+}
+
+/// What errors say of an option's argument: nothing that may be secret.
+fn said(text: &str) -> &str {
+    if text.contains("secret") { "secret,..." } else { text }
 }
 
 /// What to print if any of the options asks for help.
@@ -86,7 +93,7 @@ mod tests {
         let Command::Serve(arguments) = Cli::try_parse_from(arguments(words)).unwrap().command else {
             panic!("{line}")
         };
-        crate::serve::config(&arguments).map_err(|error| format!("{error:#}"))
+        crate::serve::config(&arguments, ConfigFile::default()).map_err(|error| format!("{error:#}"))
     }
 
     /// Each was given to qemu-storage-daemon 10.0, which served it (with files and descriptors of these names).
@@ -164,6 +171,19 @@ drop-cache=on --export vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=
             ),
         ] {
             assert_eq!(line(&format!("egret serve {options}")).unwrap_err(), error);
+        }
+    }
+
+    #[test]
+    fn no_error_shows_what_is_secret() {
+        let syntax = "--object secret,...: not KEY=VALUE,... (with two commas for one of a value) and not JSON";
+        for (option, error) in [
+            ("secret,data=hunter2", "--object secret,...: secret without id: id is missing"),
+            ("qom-type=secret,data=hunter2", "--object secret,...: secret without id: id is missing"),
+            ("{\"qom-type\":\"secret\",\"data\":\"hunter2\"}", "--object secret,...: secret without id: id is missing"),
+            ("secret,id=s,data=correct,hunter2", syntax),
+        ] {
+            assert_eq!(line(&format!("egret serve --object {option}")).unwrap_err(), error);
         }
     }
 

@@ -99,6 +99,8 @@ fn set(object: &mut Map<String, Value>, key: &str, value: Option<&String>) {
 mod tests {
     use std::fs::File;
 
+    use egret_vocabulary::config::ConfigFile;
+
     use super::*;
 
     fn serve(directory: &Path) -> (std::path::PathBuf, Serve) {
@@ -132,7 +134,7 @@ mod tests {
             )],
             ..Serve::default()
         };
-        assert_eq!(config(&disk, &arguments).unwrap(), crate::serve::config(&spelled).unwrap());
+        assert_eq!(config(&disk, &arguments).unwrap(), crate::serve::config(&spelled, ConfigFile::default()).unwrap());
     }
 
     #[test]

@@ -56,8 +56,7 @@ pub fn run(asked: &Top) -> Result<()> {
     if asked.once {
         let before = daemon.look(None)?;
         std::thread::sleep(interval);
-        print!("{}", table::plain(&rates(&before, &daemon.look(None)?)));
-        return Ok(());
+        return crate::print(&table::plain(&rates(&before, &daemon.look(None)?)));
     }
     if !std::io::stdout().is_terminal() {
         bail!("top draws on a terminal, and its output is none; --once prints plain text");

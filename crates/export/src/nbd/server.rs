@@ -1,7 +1,7 @@
 //! The server: a socket, the clients that have not chosen an export yet, and the names of exports.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{TcpListener, ToSocketAddrs};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -223,7 +223,7 @@ impl Listener {
                 .map_err(|e| NbdServerError::Bind(path.clone(), e)),
             NbdAddress::Tcp(host, port) => {
                 let listen = || {
-                    let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
+                    let addresses = egret_nbd::look_up(host, *port)?;
                     let listener = TcpListener::bind(addresses.as_slice())?;
                     listener.set_nonblocking(true)?;
                     Ok(Self::Tcp(listener))

@@ -77,6 +77,8 @@ pub enum ValueType {
     Settings,
     /// Text of so many bytes, inclusive of both ends.
     Text(usize, usize),
+    /// Likewise, and no error shows it.
+    Hidden(usize, usize),
     /// A file's permissions, in octal: `0600`.
     Mode,
     /// A name of at most this many bytes: a letter, then letters, digits, `-`, `.` and `_`.
@@ -201,8 +203,8 @@ impl fmt::Display for ValueType {
             Self::Words(words) => write!(f, "a list of {}", one_of(&words())),
             Self::Settings => f.write_str("names with their values"),
             Self::Text(0, usize::MAX) => f.write_str("text"),
-            Self::Text(0, most) => write!(f, "text of at most {most} bytes"),
-            Self::Text(_, most) => write!(f, "text of 1..={most} bytes"),
+            Self::Text(0, most) | Self::Hidden(0, most) => write!(f, "text of at most {most} bytes"),
+            Self::Text(_, most) | Self::Hidden(_, most) => write!(f, "text of 1..={most} bytes"),
             Self::Mode => f.write_str("octal permissions (0600)"),
             Self::Name(usize::MAX) => f.write_str("a name (a letter, then letters, digits, '-', '.', '_')"),
             Self::Name(most) => {

@@ -41,8 +41,8 @@ variants! {
 options! {
     /// A TCP port.
     pub struct InetAddr {
-        /// Address or name of this host to listen on. Whoever reaches it may read and, of exports that are writable, write,
-        /// unless `tls-creds` ask for a certificate.
+        /// Address of this host to listen on, or `localhost`; another name only without a sandbox. Whoever reaches it may
+        /// read and, of exports that are writable, write, unless `tls-creds` ask for a certificate.
         host: String, ValueType::Text(1, 255);
         /// TCP port to listen on; text, as in QEMU.
         port: String, ValueType::Text(1, 5);

@@ -14,7 +14,7 @@ options! {
         /// Name of the object.
         id: String, ValueType::Name(usize::MAX);
         /// The secret itself: whoever sees the command line sees it.
-        data: Option<String>, ValueType::Text(0, 65_536), unset "file's";
+        data: Option<String>, ValueType::Hidden(0, 65_536), unset "file's";
         /// Path of a file that holds it.
         file: Option<String>, ValueType::Text(1, super::blockdev::LONGEST_PATH), unset "data";
         /// Whether it is written as it is, or in base64.
@@ -127,5 +127,9 @@ mod tests {
         );
         let line = read("secret,id=s,data=hidden!,format=base64").unwrap().bytes().unwrap_err();
         assert!(line.starts_with("it is not base64: ") && !line.contains("hidden"), "{line}");
+        for data in ["31337", "{\"a\": 31337}", "\"3\\u00001337\""] {
+            let line = read(&format!("{{\"qom-type\": \"secret\", \"id\": \"s\", \"data\": {data}}}")).unwrap_err();
+            assert_eq!(line, "secret 's': data must be text of at most 65536 bytes, got something else");
+        }
     }
 }

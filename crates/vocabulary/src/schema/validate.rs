@@ -94,7 +94,10 @@ impl Validator {
             }
             (_, value) => self.leaf(&value, kind).ok_or(value),
         };
-        valid.map_err(|value| Problem::must(at, kind.to_string(), shown(&value)))
+        valid.map_err(|value| {
+            let is_hidden = matches!(kind, ValueType::Hidden(..));
+            Problem::must(at, kind.to_string(), if is_hidden { "something else".to_owned() } else { shown(&value) })
+        })
     }
 
     fn leaf(&self, value: &Value, kind: &ValueType) -> Option<Value> {
@@ -122,7 +125,7 @@ impl Validator {
                 let pairs = value.as_object()?.iter().map(|(name, value)| Some((name.clone(), text(value)?.into())));
                 Value::Object(pairs.collect::<Option<Map<_, _>>>()?)
             }
-            ValueType::Text(least, most) => {
+            ValueType::Text(least, most) | ValueType::Hidden(least, most) => {
                 // A NUL would end a path early.
                 let fits = |text: &&str| (least..=most).contains(&text.len()) && !text.contains('\0');
                 value.as_str().filter(fits)?.into()
