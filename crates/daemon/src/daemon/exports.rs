@@ -116,7 +116,7 @@ impl Daemon {
     }
 
     pub(super) fn start_export(&mut self, object: &schema::Export, socket: Option<OwnedFd>) -> Result<(), StartError> {
-        let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
+        let disks = object.node_names().map(|(_, name)| self.open_disk_of(name)).collect::<Result<Vec<_>, _>>()?;
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
         let Options { id, device, iothreads, errors } = Options::of(object, &disks);
         if object.vhost_user().is_some_and(|vhost_user| vhost_user.pin_memory) {

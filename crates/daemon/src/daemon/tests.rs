@@ -1,9 +1,11 @@
 use std::path::Path;
 
+use egret_disk::Limits;
 use egret_event_loop::ClockReads;
 use egret_virtio::scsi::LunAddress;
+use egret_vocabulary::keyval;
 use egret_vocabulary::schema::{
-    self, Addr, Blockdev, Device, Driver, Export, Image, IoThread, Lun, ScsiDevice, UnixAddr,
+    self, Addr, Blockdev, Device, Driver, Export, Image, IoThread, Lun, Object as _, ScsiDevice, UnixAddr,
 };
 use rustix::event::{PollFd, PollFlags};
 
@@ -254,6 +256,45 @@ fn objects_go_in_the_order_of_their_uses_and_leave_nothing() {
     daemon.remove_io_thread(DEFAULT_IOTHREAD).unwrap();
     assert_eq!(state(&daemon), (Config::empty(), vec![], vec![], vec![]));
     assert!(!place.path().join("e0").exists());
+}
+
+#[test]
+fn a_blockdev_is_in_use_and_shown_however_many_layers_are_written_between_it_and_what_lies_over_it() {
+    let blockdev = |text: &str| {
+        let (value, spelling) = keyval::read(text, "driver").unwrap();
+        Blockdev::from_value(value, spelling).unwrap()
+    };
+    for mid in ["driver=raw,file.node-name=mid,file.file", "driver=blkdebug,file.node-name=mid,file.image"] {
+        let place = tempfile::tempdir().unwrap();
+        let at = place.path();
+        let mut daemon = daemon();
+        daemon.add_blockdev(image(at, "bottom")).unwrap();
+        daemon.add_blockdev(blockdev(&format!("raw,node-name=top,file.{mid}=bottom"))).unwrap();
+        let inside = "driver=raw,file.node-name=in,file.file.driver=null-co,file.file.node-name=innermost";
+        daemon.add_blockdev(blockdev(&format!("raw,node-name=out,file.{inside}"))).unwrap();
+        daemon.add_blockdev(blockdev("raw,node-name=other,file=innermost")).unwrap();
+        for node in ["bottom", "top", "mid", "out", "in", "innermost", "other"] {
+            assert!(daemon.disk_state(node).is_some(), "{node}");
+        }
+        daemon.add_export(export(at, "e0", "top")).unwrap();
+        let missing = blockdev("raw,node-name=d9,file.driver=raw,file.file=x");
+        let limits = Limits::default();
+        let attempts: Vec<Attempt<'_>> = vec![
+            (Box::new(|d| d.add_blockdev(missing.clone())), "Cannot find device='x' nor node-name='x'"),
+            (Box::new(|d| d.remove_blockdev("bottom")), "Block device bottom is in use"),
+            (Box::new(|d| d.remove_blockdev("out")), "Block device innermost is in use"),
+            (Box::new(|d| d.resize("bottom", 2 << 20).map(drop)), "Block device bottom is in use"),
+            (Box::new(|d| d.set_limits("bottom", limits, None)), "blockdev 'bottom' lies below another"),
+        ];
+        refused(&mut daemon, attempts);
+        daemon.add_export(export(at, "e1", "mid")).unwrap();
+        daemon.remove_export("e0", Deletion::Safe).unwrap();
+        daemon.remove_export("e1", Deletion::Safe).unwrap();
+        daemon.take_torn_down();
+        for node in ["top", "bottom", "other", "out"] {
+            daemon.remove_blockdev(node).unwrap();
+        }
+    }
 }
 
 #[test]
