@@ -181,6 +181,10 @@ impl Daemon {
     /// The thread of exports that name none, which is an object like any other once it is there.
     fn start_default_io_thread(&mut self) -> Result<(), StartError> {
         let object = schema::IoThread::new(DEFAULT_IOTHREAD);
+        if self.config.has_object(&object.id) {
+            let line = "exports that name no I/O thread run on it, and another object has its name";
+            return Err(StartError::IoThread(object.id, line.to_owned()));
+        }
         self.start_io_thread(&object)?;
         self.config.iothreads.push(object);
         Ok(())

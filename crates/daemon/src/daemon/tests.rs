@@ -5,9 +5,11 @@ use egret_event_loop::ClockReads;
 use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::keyval;
 use egret_vocabulary::schema::{
-    self, Addr, Blockdev, Device, Driver, Export, Image, IoThread, Lun, Object as _, ScsiDevice, UnixAddr,
+    self, Addr, Blockdev, Device, Driver, Export, Image, IoThread, Lun, Object as _, ScsiDevice, Secret,
+    Spelling::Typed, TlsCreds, UnixAddr,
 };
 use rustix::event::{PollFd, PollFlags};
+use serde_json::json;
 
 use super::*;
 use crate::refuse::refuse;
@@ -109,6 +111,31 @@ fn what_cannot_be_added_or_removed_leaves_everything_as_it_was() {
         (Box::new(|d| d.remove_export("e9", Deletion::Hard)), "Export 'e9' is not found"),
     ];
     refused(&mut daemon, attempts);
+}
+
+#[test]
+fn no_two_objects_have_one_name_whatever_they_are() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let creds = |id: &str| TlsCreds::from_value(json!({"id": id, "dir": at, "verify-peer": false}), Typed).unwrap();
+    let mut config = Config::empty();
+    config.secrets = vec![Secret::from_value(json!({"id": "s", "data": ""}), Typed).unwrap()];
+    let mut daemon = Daemon::start(&config, &mut Inherited::default()).unwrap();
+    daemon.add_io_thread(IoThread::new("i")).unwrap();
+    daemon.add_tls_creds(creds("t")).unwrap();
+    for id in ["s", "i", "t"] {
+        let line = format!("attempt to add duplicate property '{id}'");
+        let attempts: Vec<Attempt<'_>> = vec![
+            (Box::new(|d| d.add_io_thread(IoThread::new(id))), &line),
+            (Box::new(|d| d.add_tls_creds(creds(id))), &line),
+        ];
+        refused(&mut daemon, attempts);
+    }
+    // Nor has the thread of exports that name none.
+    daemon.add_tls_creds(creds(DEFAULT_IOTHREAD)).unwrap();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let attempt: Attempt<'_> = (Box::new(|d| d.add_export(export(at, "e0", "d0"))), "iothread 'io': exports that name");
+    refused(&mut daemon, vec![attempt]);
 }
 
 #[test]
