@@ -67,11 +67,16 @@ impl Daemon {
         if matches!(object.addr(), Some(schema::Addr::Fd(_))) && socket.is_none() {
             return Err(ChangeError::NoSocket(object.id));
         }
+        let had_default = self.io_threads.contains_key(DEFAULT_IOTHREAD);
         self.config.add_export(object.clone())?;
         let started = self.reconcile_disks().and_then(|()| self.start_export(&object, socket));
         if let Err(e) = started {
             self.config.exports.pop();
             self.reconcile_disks_or_log();
+            if !had_default {
+                // It may not have been started.
+                let _ = self.remove_io_thread(DEFAULT_IOTHREAD);
+            }
             return Err(e.into());
         }
         Ok(())

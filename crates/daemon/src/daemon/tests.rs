@@ -114,6 +114,22 @@ fn what_cannot_be_added_or_removed_leaves_everything_as_it_was() {
 }
 
 #[test]
+fn an_export_that_cannot_be_had_leaves_no_thread_that_was_started_for_it() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let nowhere = export(&at.join("nowhere"), "e0", "d0");
+    let attempt = |line| -> Vec<Attempt<'_>> { vec![(Box::new(|d| d.add_export(nowhere.clone())), line)] };
+    let line = "export 'e0': cannot listen";
+    refused(&mut daemon, attempt(line));
+    // One that was there stays.
+    daemon.add_export(export(at, "e1", "d0")).unwrap();
+    refused(&mut daemon, attempt(line));
+    assert!(daemon.thread_id(DEFAULT_IOTHREAD).is_some());
+}
+
+#[test]
 fn no_two_objects_have_one_name_whatever_they_are() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
