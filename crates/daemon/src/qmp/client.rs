@@ -38,6 +38,8 @@ pub(super) struct Client {
     input: Vec<u8>,
     /// Said, and not yet taken.
     output: Vec<u8>,
+    /// Bytes of events that were said since all had been taken.
+    events: usize,
     pretty: bool,
     /// It says nothing more.
     ended: bool,
@@ -69,6 +71,7 @@ impl Client {
             descriptors: Descriptors::default(),
             input: Vec::new(),
             output: Vec::new(),
+            events: 0,
             pretty,
             ended: false,
             waits: false,
@@ -164,9 +167,12 @@ impl Client {
     /// Sends an event, if the client is to have any; false if it does not read what it is sent.
     pub(super) fn send_event(&mut self, event: &Event) -> bool {
         if self.session.hears_events() {
+            let before = self.output.len();
             self.say(&event.to_json());
+            self.events += self.output.len() - before;
         }
-        self.output.len() <= MOST_UNREAD
+        // What waits of them is no more than that, and no more than waits of all.
+        self.events.min(self.output.len()) <= MOST_UNREAD
     }
 
     fn say(&mut self, value: &Value) {
@@ -189,7 +195,12 @@ impl Client {
             Stream::Stdio(_, output) => rustix::io::write(output, &self.output[..self.output.len().min(MOUTHFUL)]),
         };
         match written {
-            Ok(count) => drop(self.output.drain(..count)),
+            Ok(count) => {
+                self.output.drain(..count);
+                if self.output.is_empty() {
+                    self.events = 0;
+                }
+            }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
             Err(_) => {
                 self.ended = true;
@@ -239,7 +250,7 @@ fn is_ready_now(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -256,5 +267,26 @@ mod tests {
         assert!(client.hear().is_none());
         let told = (0..1_000).take_while(|_| client.send_event(&event)).count();
         assert!(client.output.len() < MOST_UNREAD + 20_000 && (90..110).contains(&told), "{told} events piled up");
+    }
+
+    #[test]
+    fn a_client_that_has_a_large_answer_to_read_is_not_given_up_for_an_event() {
+        let (mut theirs, ours) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut client = Client::socket(ours.into(), 0, false);
+        theirs.write_all(b"{\"execute\":\"qmp_capabilities\"}").unwrap();
+        client.read();
+        assert!(client.hear().is_none());
+        let event = Event::BlockExportDeleted { id: "e".repeat(10_000) };
+        for _ in 0..3 {
+            client.answer(&Value::from("a".repeat(2 * MOST_UNREAD)));
+            let told = (0..1_000).take_while(|_| client.send_event(&event)).count();
+            assert!((90..110).contains(&told), "{told} events beside an answer");
+            // It reads all of that, and is as good as new.
+            while client.is_owed() {
+                client.write();
+                let _ = theirs.read(&mut [0; 1 << 16]).unwrap();
+            }
+        }
     }
 }
