@@ -51,6 +51,17 @@ fn a_client_negotiates_once_and_before_all_else() {
 }
 
 #[test]
+fn a_client_that_has_lost_its_place_begins_anew() {
+    let [begin, next] = [r#"{"execute":"qmp_capabilities"}"#, r#"{"execute":"query-version"}"#];
+    for text in ["{\"execute\": \"que\u{1}", "{\"execute\": \u{1}", "\u{1}", "}", "{\"execute\": \"que\n"] {
+        let answers = answers(&[begin, &format!("{text}{next}")]);
+        let text = answers[1]["error"]["desc"].as_str().unwrap_or_else(|| panic!("{text:?}: {answers:?}"));
+        assert!(text.starts_with("JSON parse error, "), "{text}");
+        assert_eq!((answers.len(), &answers[2]["return"]["qemu"]["major"]), (3, &json!(10)), "{text:?}");
+    }
+}
+
+#[test]
 fn an_id_comes_back_whatever_it_is_and_whatever_happens() {
     for id in [json!(7), json!("x"), json!({"a": [1]}), json!(null)] {
         for command in ["query-commands", "nope", "object-del"] {
