@@ -1,6 +1,7 @@
 //! Where one JSON value ends and the next begins.
 //!
-//! QMP has no frames: values follow one another, with white space between them or without. An object or a list ends
+//! QMP has no frames: values follow one another, with white space between them or without. Strings may have single quotes,
+//! as qmp-spec allows clients, and come out with double ones, as JSON has them. An object or a list ends
 //! with its last bracket, and anything else at white space. A byte that no JSON has ends it as well, by which a client
 //! that has lost its place begins anew (qmp-spec, "Forcing the JSON parser into known-good state"). How large a value may
 //! be, and how deep, is bounded: what is beyond is an error, and reading goes on after the next line break.
@@ -32,7 +33,8 @@ pub enum FrameError {
 pub struct Framer {
     value: Vec<u8>,
     depth: usize,
-    quoted: bool,
+    /// The quote that its string ends with, inside one.
+    quoted: Option<u8>,
     escaped: bool,
     /// Everything up to the next line break is thrown away.
     skipping: bool,
@@ -63,18 +65,29 @@ impl Framer {
 
     /// Whether `byte` ends the value.
     fn step(&mut self, byte: u8) -> Result<bool, FrameError> {
-        if is_stray(byte) || (self.quoted && byte < b' ') {
+        if is_stray(byte) || (self.quoted.is_some() && byte < b' ') {
             return Err(FrameError::Stray(byte));
         }
         if self.value.is_empty() && byte.is_ascii_whitespace() {
             return Ok(false);
         }
-        if self.value.len() == LARGEST {
+        if self.value.len() >= LARGEST {
             return Err(FrameError::TooLarge);
         }
-        if self.quoted {
-            self.value.push(byte);
-            self.quoted = self.escaped || byte != b'"';
+        if let Some(quote) = self.quoted {
+            match byte {
+                b'\'' if self.escaped => {
+                    self.value.pop();
+                    self.value.push(byte);
+                }
+                _ if self.escaped => self.value.push(byte),
+                _ if byte == quote => {
+                    self.quoted = None;
+                    self.value.push(b'"');
+                }
+                b'"' => self.value.extend(b"\\\""),
+                _ => self.value.push(byte),
+            }
             self.escaped = !self.escaped && byte == b'\\';
             return Ok(false);
         }
@@ -86,7 +99,11 @@ impl Framer {
                 self.depth += 1;
             }
             b'}' | b']' => self.depth = self.depth.checked_sub(1).ok_or(FrameError::Unopened)?,
-            b'"' => self.quoted = true,
+            b'"' | b'\'' => {
+                self.quoted = Some(byte);
+                self.value.push(b'"');
+                return Ok(false);
+            }
             _ => {}
         }
         // Outside of brackets a word ends at white space, and a bracket ends what it closes.
@@ -121,6 +138,17 @@ mod tests {
             [1] 17 "x y"  {"open":"#;
         let ok = |text: &str| Ok(text.to_owned());
         assert_eq!(frames(text), [ok(r#"{"a":"}\"{"}"#), ok(r#"{"b":[1,{}]}"#), ok("[1]"), ok("17"), ok("\"x y\"")]);
+    }
+
+    #[test]
+    fn single_quotes_are_as_good_as_double_ones() {
+        for (text, json) in [
+            (r#"{'a':'b'}"#, r#"{"a":"b"}"#),
+            (r#"['a"}', "b'}"]"#, r#"["a\"}", "b'}"]"#),
+            (r#"['\'}', "\'}", '\"}', '\\']"#, r#"["'}", "'}", "\"}", "\\"]"#),
+        ] {
+            assert_eq!(frames(text.as_bytes()), [Ok(json.to_owned())]);
+        }
     }
 
     #[test]
