@@ -176,11 +176,18 @@ impl Client {
     }
 
     fn say(&mut self, value: &Value) {
-        let written = match self.pretty {
-            true => serde_json::to_writer_pretty(&mut self.output, value),
-            false => serde_json::to_writer(&mut self.output, value),
+        let text = match self.pretty {
+            true => format!("{value:#}"),
+            false => value.to_string(),
         };
-        debug_assert!(written.is_ok(), "a value is always written to memory");
+        // A server says all in ASCII (qmp-spec, "General Definitions"), and what is none stands in strings.
+        for part in text.split_inclusive(|c: char| !c.is_ascii()) {
+            let ascii = part.trim_end_matches(|c: char| !c.is_ascii());
+            self.output.extend(ascii.as_bytes());
+            for unit in part[ascii.len()..].encode_utf16() {
+                self.output.extend(format!("\\u{unit:04x}").as_bytes());
+            }
+        }
         self.output.extend(b"\r\n");
     }
 
@@ -267,6 +274,19 @@ mod tests {
         assert!(client.hear().is_none());
         let told = (0..1_000).take_while(|_| client.send_event(&event)).count();
         assert!(client.output.len() < MOST_UNREAD + 20_000 && (90..110).contains(&told), "{told} events piled up");
+    }
+
+    #[test]
+    fn all_that_a_client_is_told_is_ascii() {
+        for pretty in [false, true] {
+            let (_theirs, ours) = UnixStream::pair().unwrap();
+            let mut client = Client::socket(ours.into(), 0, pretty);
+            client.output.clear();
+            let value = serde_json::json!({"ä": ["böse", "\u{1f600}é", "\n\\"]});
+            client.say(&value);
+            assert!(client.output.is_ascii());
+            assert_eq!(serde_json::from_slice::<Value>(&client.output).unwrap(), value);
+        }
     }
 
     #[test]
