@@ -1,5 +1,6 @@
 //! One client's conversation: greeting, negotiation, then a command and its answer at a time.
 
+use egret_vocabulary::json;
 use serde_json::{Map, Value, json};
 
 use super::command::{self, Arguments, Command, Context};
@@ -128,7 +129,7 @@ impl Session {
 }
 
 fn read(bytes: &[u8]) -> Result<Map<String, Value>, QmpError> {
-    match serde_json::from_slice(bytes) {
+    match json::read(bytes) {
         Ok(Value::Object(message)) => Ok(message),
         Ok(_) => Err(QmpError::generic("QMP input must be a JSON object")),
         Err(error) => Err(QmpError::generic(format!("JSON parse error, {error}"))),

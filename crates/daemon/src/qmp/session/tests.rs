@@ -93,6 +93,7 @@ fn what_makes_no_sense_is_answered_as_qemus_daemon_does() {
         (r#"{"execute":"query-version","arguments":{"x":1}}"#, "GenericError", "Parameter 'x' is unexpected"),
         (r#"{"execute": }"#, "GenericError", "JSON parse error, "),
         ("]", "GenericError", "JSON parse error, expecting value"),
+        (r#"{"execute":"quit","execute":"query-version"}"#, "GenericError", "JSON parse error, duplicate key"),
         ("nonsense", "GenericError", "JSON parse error, "),
         (&deep, "GenericError", "JSON nesting depth limit exceeded"),
         (
