@@ -51,6 +51,22 @@ fn a_client_negotiates_once_and_before_all_else() {
 }
 
 #[test]
+fn a_client_that_wants_what_is_not_offered_has_not_begun() {
+    for (arguments, text) in [
+        (json!({"foo": 1}), "Parameter 'foo' is unexpected"),
+        (json!({"enable": "oob"}), "Parameter 'enable' must be a list"),
+        (json!({"enable": ["oob"]}), "Capability \"oob\" is not offered"),
+        (json!({"enable": ["x"]}), "Parameter 'enable' must be a list"),
+    ] {
+        let begin = json!({"execute": "qmp_capabilities", "arguments": arguments}).to_string();
+        let answers = answers(&[&begin, r#"{"execute":"query-version"}"#]);
+        let got = answers[0]["error"]["desc"].as_str().unwrap_or_default();
+        assert!(got.starts_with(text), "{begin}: {answers:?}");
+        assert_eq!(answers[1]["error"]["class"], "CommandNotFound", "{begin}");
+    }
+}
+
+#[test]
 fn a_client_that_has_lost_its_place_begins_anew() {
     let [begin, next] = [r#"{"execute":"qmp_capabilities"}"#, r#"{"execute":"query-version"}"#];
     for text in ["{\"execute\": \"que\u{1}", "{\"execute\": \u{1}", "\u{1}", "}", "{\"execute\": \"que\n"] {
