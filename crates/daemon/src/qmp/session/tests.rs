@@ -206,6 +206,17 @@ fn every_command_says_what_it_misses_and_what_it_does_not_know() {
     }
 }
 
+#[test]
+fn a_command_that_only_looks_waits_for_no_change() {
+    let looks = |command: &&Command| {
+        ["query-", "egret-query-", "qom-get", "qom-list"].iter().any(|begin| command.name.starts_with(begin))
+    };
+    assert!(COMMANDS.iter().filter(looks).count() > 10);
+    for command in COMMANDS.iter().filter(looks) {
+        assert!(!matches!(command.run, command::Run::Mutate(_)), "{}", command.name);
+    }
+}
+
 /// The arguments are those of the examples in QEMU's reference of QMP, which name objects that must be there first.
 #[test]
 fn the_examples_of_qemus_reference_work() {
