@@ -68,7 +68,7 @@ impl QueueCounters {
     pub(crate) fn count_op(&self, request_type: RequestType, bytes: u64, is_ok: bool, latency: Nanos) {
         let op = &self.ops[request_type as usize];
         op.requests.add(1);
-        op.bytes.add(bytes);
+        op.bytes.add(if is_ok { bytes } else { 0 });
         op.errors.add(u64::from(!is_ok));
         op.latency.get_or_init(|| Box::new(LatencyCounters::new())).count(latency);
     }
@@ -224,7 +224,8 @@ mod tests {
         let mut expect = |of, requests, bytes, errors, time| {
             expected[of as usize] = (OpStats { requests, bytes, errors }, Some((requests, Nanos(time))));
         };
-        expect(RequestType::Read, 3, 3584, 2, 11_000);
+        // What failed has moved nothing.
+        expect(RequestType::Read, 3, 512, 2, 11_000);
         expect(RequestType::Write, 1, 4096, 0, 4000);
         expect(RequestType::Flush, 1, 0, 0, 16_000);
         let mut at_once = QueueStats::default();
@@ -233,7 +234,7 @@ mod tests {
         one_by_one.add(&other.read());
         for sum in [at_once, one_by_one] {
             assert_eq!(told(&sum), expected);
-            assert_eq!(sum.total(), OpStats { requests: 5, bytes: 7680, errors: 2 });
+            assert_eq!(sum.total(), OpStats { requests: 5, bytes: 4608, errors: 2 });
             let all = sum.latency().unwrap();
             assert_eq!((all.count(), all.sum(), all.longest()), (5, Nanos(31_000), Nanos(16_000)));
             let since = sum.latency_since(&before).unwrap();

@@ -2,7 +2,7 @@
 
 mod file;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -54,10 +54,12 @@ impl Config {
     /// As [`new`](Self::new).
     pub fn checked(self) -> Result<Self, ObjectError> {
         let config = self;
-        unique(&config.secrets)?;
-        unique(&config.tls_creds)?;
-        unique(&config.iothreads)?;
-        unique(&config.exports)?;
+        // What `--object` makes shares one set of names, as in QEMU.
+        let mut objects = BTreeMap::new();
+        unique(&config.secrets, &mut objects)?;
+        unique(&config.tls_creds, &mut objects)?;
+        unique(&config.iothreads, &mut objects)?;
+        unique(&config.exports, &mut BTreeMap::new())?;
         config.check_blockdevs()?;
         if let Some(server) = &config.nbd_server {
             let error = |problem| ObjectError { subject: "nbd-server".to_owned(), problem };
@@ -105,16 +107,12 @@ impl Config {
         }
     }
 
-    /// Adds an I/O thread.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); everything stays as it was.
-    pub fn add_iothread(&mut self, object: IoThread) -> Result<(), ObjectError> {
-        if self.iothreads.iter().any(|other| other.id == object.id) {
-            return Err(object.error(Problem::Duplicate(IoThread::NOUN)));
-        }
-        self.iothreads.push(object);
-        Ok(())
+    /// Whether a secret, credentials or an I/O thread has this name: no two of them have the same.
+    pub fn has_object(&self, id: &str) -> bool {
+        let secrets = self.secrets.iter().map(|object| &object.id);
+        let tls_creds = self.tls_creds.iter().map(|object| &object.id);
+        let mut names = secrets.chain(tls_creds).chain(self.iothreads.iter().map(|object| &object.id));
+        names.any(|name| name == id)
     }
 
     /// Adds a blockdev.
@@ -235,7 +233,8 @@ impl Config {
             return Err(ObjectError { subject, problem: Problem::Missing { key: "node-name".to_owned() } });
         }
         let nodes = self.nodes();
-        unique(nodes.iter().map(|(blockdev, _)| *blockdev).filter(|blockdev| blockdev.node_name.is_some()))?;
+        let named = nodes.iter().map(|(blockdev, _)| *blockdev).filter(|blockdev| blockdev.node_name.is_some());
+        unique(named, &mut BTreeMap::new())?;
         for (blockdev, layer) in &nodes {
             check_layer(blockdev, *layer).map_err(|problem| match blockdev.node_name {
                 Some(_) => blockdev.error(problem),
@@ -358,11 +357,14 @@ fn reference<'a>(
     Err(Problem::Unknown { key: key.to_owned(), noun, name: name.to_owned(), hint })
 }
 
-fn unique<'a, T: Object + 'a>(objects: impl IntoIterator<Item = &'a T>) -> Result<(), ObjectError> {
-    let mut names = BTreeSet::new();
+/// Checks that no name of `objects` is taken, and takes them.
+fn unique<'a, T: Object + 'a>(
+    objects: impl IntoIterator<Item = &'a T>,
+    taken: &mut BTreeMap<&'a str, &'static str>,
+) -> Result<(), ObjectError> {
     for object in objects {
-        if !names.insert(object.name()) {
-            return Err(object.error(Problem::Duplicate(T::NOUN)));
+        if let Some(noun) = taken.insert(object.name(), T::NOUN) {
+            return Err(object.error(Problem::Duplicate(noun)));
         }
     }
     Ok(())

@@ -11,6 +11,7 @@
 //! | `a=1,,2` | `{"a": "1,2"}` |
 //! | `a=1,a=2` | `{"a": "2"}`: the last one counts |
 //! | `{"a": 1}` | itself |
+//! | `{"a": 1, "a": 2}` | an error |
 //!
 //! Text has no types: every leaf of a `key=value` argument is a string, and what it stands for is decided by the key
 //! it belongs to (see [`Spelling`]). Key fragments are a letter followed by letters, digits,
@@ -61,7 +62,7 @@ pub enum KeyvalError {
 /// The text is neither.
 pub fn read(text: &str, implied: &str) -> Result<(Value, Spelling), KeyvalError> {
     if text.starts_with('{') {
-        let value = serde_json::from_str(text).map_err(|error| KeyvalError::Json(error.to_string()))?;
+        let value = crate::json::read(text.as_bytes()).map_err(|error| KeyvalError::Json(error.to_string()))?;
         return Ok((value, Spelling::Typed));
     }
     Ok((parse(text, Some(implied))?, Spelling::Text))

@@ -13,6 +13,7 @@
 //! |---|---|
 //! | [`schema`] | the three objects: their keys, ranges and defaults, checked one by one |
 //! | [`schema::options`] | how an option is declared, once: [`options!`] |
+//! | [`json`] | JSON, from text to a tree of values |
 //! | [`keyval`] | QEMU's `key=value,...` syntax, from text to a tree of values |
 //! | [`config`] | a set of objects that fit together: [`Config`] |
 //! | [`disk`] | what a blockdev comes to when it is looked at from an export |
@@ -30,6 +31,7 @@ pub mod address;
 pub mod chardev;
 pub mod config;
 pub mod disk;
+pub mod json;
 pub mod keyval;
 pub mod metrics;
 pub mod nearest;

@@ -60,9 +60,7 @@ impl Daemon {
     /// # Errors
     /// Their name is taken, or a file does not hold what it should.
     pub fn add_tls_creds(&mut self, object: TlsCreds) -> Result<(), ChangeError> {
-        let Config { secrets, tls_creds, iothreads, .. } = &self.config;
-        let mut names = secrets.iter().map(|secret| &secret.id).chain(iothreads.iter().map(|iothread| &iothread.id));
-        if names.any(|id| *id == object.id) || tls_creds.iter().any(|creds| creds.id == object.id) {
+        if self.config.has_object(&object.id) {
             return Err(ChangeError::DuplicateObject(object.id));
         }
         self.credentials.add(&object)?;

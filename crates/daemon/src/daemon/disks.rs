@@ -58,30 +58,26 @@ impl Daemon {
         if !self.config.node_names().contains(&node_name) {
             return Err(ChangeError::NoNode(name()));
         }
-        let inside = |blockdev: &Blockdev| {
-            let mut parts = std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child());
-            parts.any(|part| part.name() == node_name)
-        };
         let exported = self.config.exports.iter().any(|export| export.has_node(node_name));
         if exported || self.teardowns.export_of(node_name).is_some() {
             return Err(ChangeError::NodeInUse(name()));
         }
-        if self.config.blockdevs.iter().any(|blockdev| blockdev.child_name() == Some(node_name)) {
+        let below: Vec<_> = self.config.blockdevs.iter().filter_map(Blockdev::child_name).collect();
+        if below.contains(&node_name) {
             return Err(ChangeError::NodeBelow(name()));
         }
         let Some(at) = self.config.blockdevs.iter().position(|blockdev| blockdev.name() == node_name) else {
             return Err(ChangeError::NodeInside(name()));
         };
-        // What is written inside it may be exported by a name of its own.
+        // What is written inside it may be exported, or lie below another, by a name of its own.
         let blockdev = &self.config.blockdevs[at];
-        let exported = self.config.exports.iter().flat_map(schema::Export::node_names).map(|(_, node)| node);
-        let part_of_it = |node: &&str| {
-            let mut parts = std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child());
-            inside(blockdev) && parts.any(|part| part.name() == *node)
-        };
-        let used = { exported }.find(part_of_it).map(str::to_owned);
-        if let Some(node) = used {
-            return Err(ChangeError::NodeInUse(node));
+        for part in std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child()).map(Blockdev::name) {
+            if self.config.exports.iter().any(|export| export.has_node(part)) {
+                return Err(ChangeError::NodeInUse(part.to_owned()));
+            }
+            if below.contains(&part) {
+                return Err(ChangeError::NodeBelow(part.to_owned()));
+            }
         }
         if let Some(disk) = self.disks.get(node_name) {
             self.calls.make_stable(node_name, disk)?;
@@ -150,6 +146,11 @@ impl Daemon {
             self.disks.insert(name.to_owned(), disk);
         }
         Ok(())
+    }
+
+    /// The disk of a blockdev that an export serves.
+    pub(super) fn open_disk_of(&self, name: &str) -> Result<Arc<Disk>, StartError> {
+        self.disks.get(name).cloned().ok_or_else(|| StartError::NotOpen(name.to_owned()))
     }
 
     /// How an image is to be open: as its exports in `config` want it.

@@ -17,6 +17,9 @@ pub enum StartError {
     /// A disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] egret_disk::OpenError),
+    /// A disk that is to be served is not open.
+    #[error("blockdev '{0}' is not open")]
+    NotOpen(String),
     /// A disk is not waited for.
     #[error("blockdev '{0}': {1}")]
     Unanswered(String, #[source] Unanswered),

@@ -67,11 +67,16 @@ impl Daemon {
         if matches!(object.addr(), Some(schema::Addr::Fd(_))) && socket.is_none() {
             return Err(ChangeError::NoSocket(object.id));
         }
+        let had_default = self.io_threads.contains_key(DEFAULT_IOTHREAD);
         self.config.add_export(object.clone())?;
         let started = self.reconcile_disks().and_then(|()| self.start_export(&object, socket));
         if let Err(e) = started {
             self.config.exports.pop();
             self.reconcile_disks_or_log();
+            if !had_default {
+                // It may not have been started.
+                let _ = self.remove_io_thread(DEFAULT_IOTHREAD);
+            }
             return Err(e.into());
         }
         Ok(())
@@ -116,7 +121,7 @@ impl Daemon {
     }
 
     pub(super) fn start_export(&mut self, object: &schema::Export, socket: Option<OwnedFd>) -> Result<(), StartError> {
-        let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
+        let disks = object.node_names().map(|(_, name)| self.open_disk_of(name)).collect::<Result<Vec<_>, _>>()?;
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
         let Options { id, device, iothreads, errors } = Options::of(object, &disks);
         if object.vhost_user().is_some_and(|vhost_user| vhost_user.pin_memory) {
@@ -181,6 +186,10 @@ impl Daemon {
     /// The thread of exports that name none, which is an object like any other once it is there.
     fn start_default_io_thread(&mut self) -> Result<(), StartError> {
         let object = schema::IoThread::new(DEFAULT_IOTHREAD);
+        if self.config.has_object(&object.id) {
+            let line = "exports that name no I/O thread run on it, and another object has its name";
+            return Err(StartError::IoThread(object.id, line.to_owned()));
+        }
         self.start_io_thread(&object)?;
         self.config.iothreads.push(object);
         Ok(())

@@ -24,11 +24,11 @@ impl Daemon {
     /// # Errors
     /// Its name is taken, or the system has no room for it.
     pub fn add_io_thread(&mut self, object: IoThread) -> Result<(), ChangeError> {
-        if self.io_threads.contains_key(&object.id) || self.config.tls_creds.iter().any(|creds| creds.id == object.id) {
+        if self.config.has_object(&object.id) {
             return Err(ChangeError::DuplicateObject(object.id));
         }
-        self.config.add_iothread(object.clone())?;
-        self.start_io_thread(&object).inspect_err(|_| drop(self.config.iothreads.pop()))?;
+        self.start_io_thread(&object)?;
+        self.config.iothreads.push(object);
         Ok(())
     }
 

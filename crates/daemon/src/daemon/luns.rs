@@ -59,7 +59,7 @@ impl Daemon {
     }
 
     fn start_lun(&mut self, object: &schema::Export, lun: &Lun) -> Result<(), StartError> {
-        let disk = Arc::clone(&self.disks[&lun.node_name]);
+        let disk = self.open_disk_of(&lun.node_name)?;
         check_size(object, &disk)?;
         let wanted = scsi::UnitOptions::of(object, lun, &disk);
         let at = wanted.at;

@@ -1,11 +1,15 @@
 use std::path::Path;
 
+use egret_disk::Limits;
 use egret_event_loop::ClockReads;
 use egret_virtio::scsi::LunAddress;
+use egret_vocabulary::keyval;
 use egret_vocabulary::schema::{
-    self, Addr, Blockdev, Device, Driver, Export, Image, IoThread, Lun, ScsiDevice, UnixAddr,
+    self, Addr, Blockdev, Device, Driver, Export, Image, IoThread, Lun, Object as _, ScsiDevice, Secret,
+    Spelling::Typed, TlsCreds, UnixAddr,
 };
 use rustix::event::{PollFd, PollFlags};
+use serde_json::json;
 
 use super::*;
 use crate::refuse::refuse;
@@ -107,6 +111,47 @@ fn what_cannot_be_added_or_removed_leaves_everything_as_it_was() {
         (Box::new(|d| d.remove_export("e9", Deletion::Hard)), "Export 'e9' is not found"),
     ];
     refused(&mut daemon, attempts);
+}
+
+#[test]
+fn an_export_that_cannot_be_had_leaves_no_thread_that_was_started_for_it() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let nowhere = export(&at.join("nowhere"), "e0", "d0");
+    let attempt = |line| -> Vec<Attempt<'_>> { vec![(Box::new(|d| d.add_export(nowhere.clone())), line)] };
+    let line = "export 'e0': cannot listen";
+    refused(&mut daemon, attempt(line));
+    // One that was there stays.
+    daemon.add_export(export(at, "e1", "d0")).unwrap();
+    refused(&mut daemon, attempt(line));
+    assert!(daemon.thread_id(DEFAULT_IOTHREAD).is_some());
+}
+
+#[test]
+fn no_two_objects_have_one_name_whatever_they_are() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let creds = |id: &str| TlsCreds::from_value(json!({"id": id, "dir": at, "verify-peer": false}), Typed).unwrap();
+    let mut config = Config::empty();
+    config.secrets = vec![Secret::from_value(json!({"id": "s", "data": ""}), Typed).unwrap()];
+    let mut daemon = Daemon::start(&config, &mut Inherited::default()).unwrap();
+    daemon.add_io_thread(IoThread::new("i")).unwrap();
+    daemon.add_tls_creds(creds("t")).unwrap();
+    for id in ["s", "i", "t"] {
+        let line = format!("attempt to add duplicate property '{id}'");
+        let attempts: Vec<Attempt<'_>> = vec![
+            (Box::new(|d| d.add_io_thread(IoThread::new(id))), &line),
+            (Box::new(|d| d.add_tls_creds(creds(id))), &line),
+        ];
+        refused(&mut daemon, attempts);
+    }
+    // Nor has the thread of exports that name none.
+    daemon.add_tls_creds(creds(DEFAULT_IOTHREAD)).unwrap();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let attempt: Attempt<'_> = (Box::new(|d| d.add_export(export(at, "e0", "d0"))), "iothread 'io': exports that name");
+    refused(&mut daemon, vec![attempt]);
 }
 
 #[test]
@@ -270,6 +315,45 @@ fn objects_go_in_the_order_of_their_uses_and_leave_nothing() {
     daemon.remove_io_thread(DEFAULT_IOTHREAD).unwrap();
     assert_eq!(state(&daemon), (Config::empty(), vec![], vec![], vec![]));
     assert!(!place.path().join("e0").exists());
+}
+
+#[test]
+fn a_blockdev_is_in_use_and_shown_however_many_layers_are_written_between_it_and_what_lies_over_it() {
+    let blockdev = |text: &str| {
+        let (value, spelling) = keyval::read(text, "driver").unwrap();
+        Blockdev::from_value(value, spelling).unwrap()
+    };
+    for mid in ["driver=raw,file.node-name=mid,file.file", "driver=blkdebug,file.node-name=mid,file.image"] {
+        let place = tempfile::tempdir().unwrap();
+        let at = place.path();
+        let mut daemon = daemon();
+        daemon.add_blockdev(image(at, "bottom")).unwrap();
+        daemon.add_blockdev(blockdev(&format!("raw,node-name=top,file.{mid}=bottom"))).unwrap();
+        let inside = "driver=raw,file.node-name=in,file.file.driver=null-co,file.file.node-name=innermost";
+        daemon.add_blockdev(blockdev(&format!("raw,node-name=out,file.{inside}"))).unwrap();
+        daemon.add_blockdev(blockdev("raw,node-name=other,file=innermost")).unwrap();
+        for node in ["bottom", "top", "mid", "out", "in", "innermost", "other"] {
+            assert!(daemon.disk_state(node).is_some(), "{node}");
+        }
+        daemon.add_export(export(at, "e0", "top")).unwrap();
+        let missing = blockdev("raw,node-name=d9,file.driver=raw,file.file=x");
+        let limits = Limits::default();
+        let attempts: Vec<Attempt<'_>> = vec![
+            (Box::new(|d| d.add_blockdev(missing.clone())), "Cannot find device='x' nor node-name='x'"),
+            (Box::new(|d| d.remove_blockdev("bottom")), "Block device bottom is in use"),
+            (Box::new(|d| d.remove_blockdev("out")), "Block device innermost is in use"),
+            (Box::new(|d| d.resize("bottom", 2 << 20).map(drop)), "Block device bottom is in use"),
+            (Box::new(|d| d.set_limits("bottom", limits, None)), "blockdev 'bottom' lies below another"),
+        ];
+        refused(&mut daemon, attempts);
+        daemon.add_export(export(at, "e1", "mid")).unwrap();
+        daemon.remove_export("e0", Deletion::Safe).unwrap();
+        daemon.remove_export("e1", Deletion::Safe).unwrap();
+        daemon.take_torn_down();
+        for node in ["top", "bottom", "other", "out"] {
+            daemon.remove_blockdev(node).unwrap();
+        }
+    }
 }
 
 #[test]

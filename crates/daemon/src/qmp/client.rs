@@ -37,6 +37,8 @@ pub(super) struct Client {
     input: Vec<u8>,
     /// Said, and not yet taken.
     output: Vec<u8>,
+    /// Bytes of events that were said since all had been taken.
+    events: usize,
     pretty: bool,
     /// It says nothing more.
     ended: bool,
@@ -68,6 +70,7 @@ impl Client {
             descriptors: Descriptors::default(),
             input: Vec::new(),
             output: Vec::new(),
+            events: 0,
             pretty,
             ended: false,
             waits: false,
@@ -163,17 +166,27 @@ impl Client {
     /// Sends an event, if the client is to have any; false if it does not read what it is sent.
     pub(super) fn send_event(&mut self, event: &Event) -> bool {
         if self.session.hears_events() {
+            let before = self.output.len();
             self.say(&event.to_json());
+            self.events += self.output.len() - before;
         }
-        self.output.len() <= MOST_UNREAD
+        // What waits of them is no more than that, and no more than waits of all.
+        self.events.min(self.output.len()) <= MOST_UNREAD
     }
 
     fn say(&mut self, value: &Value) {
-        let written = match self.pretty {
-            true => serde_json::to_writer_pretty(&mut self.output, value),
-            false => serde_json::to_writer(&mut self.output, value),
+        let text = match self.pretty {
+            true => format!("{value:#}"),
+            false => value.to_string(),
         };
-        debug_assert!(written.is_ok(), "a value is always written to memory");
+        // A server says all in ASCII (qmp-spec, "General Definitions"), and what is none stands in strings.
+        for part in text.split_inclusive(|c: char| !c.is_ascii()) {
+            let ascii = part.trim_end_matches(|c: char| !c.is_ascii());
+            self.output.extend(ascii.as_bytes());
+            for unit in part[ascii.len()..].encode_utf16() {
+                self.output.extend(format!("\\u{unit:04x}").as_bytes());
+            }
+        }
         self.output.extend(b"\r\n");
     }
 
@@ -187,7 +200,12 @@ impl Client {
             Stream::Stdio(_, output) => output.write(&self.output),
         };
         match written {
-            Ok(count) => drop(self.output.drain(..count)),
+            Ok(count) => {
+                self.output.drain(..count);
+                if self.output.is_empty() {
+                    self.events = 0;
+                }
+            }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
             Err(_) => {
                 self.ended = true;
@@ -237,7 +255,7 @@ fn has_input_now(fd: BorrowedFd<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -254,5 +272,39 @@ mod tests {
         assert!(client.hear().is_none());
         let told = (0..1_000).take_while(|_| client.send_event(&event)).count();
         assert!(client.output.len() < MOST_UNREAD + 20_000 && (90..110).contains(&told), "{told} events piled up");
+    }
+
+    #[test]
+    fn all_that_a_client_is_told_is_ascii() {
+        for pretty in [false, true] {
+            let (_theirs, ours) = UnixStream::pair().unwrap();
+            let mut client = Client::socket(ours.into(), 0, pretty);
+            client.output.clear();
+            let value = serde_json::json!({"ä": ["böse", "\u{1f600}é", "\n\\"]});
+            client.say(&value);
+            assert!(client.output.is_ascii());
+            assert_eq!(serde_json::from_slice::<Value>(&client.output).unwrap(), value);
+        }
+    }
+
+    #[test]
+    fn a_client_that_has_a_large_answer_to_read_is_not_given_up_for_an_event() {
+        let (mut theirs, ours) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut client = Client::socket(ours.into(), 0, false);
+        theirs.write_all(b"{\"execute\":\"qmp_capabilities\"}").unwrap();
+        client.read();
+        assert!(client.hear().is_none());
+        let event = Event::BlockExportDeleted { id: "e".repeat(10_000) };
+        for _ in 0..3 {
+            client.answer(&Value::from("a".repeat(2 * MOST_UNREAD)));
+            let told = (0..1_000).take_while(|_| client.send_event(&event)).count();
+            assert!((90..110).contains(&told), "{told} events beside an answer");
+            // It reads all of that, and is as good as new.
+            while client.is_owed() {
+                client.write();
+                let _ = theirs.read(&mut [0; 1 << 16]).unwrap();
+            }
+        }
     }
 }

@@ -220,9 +220,8 @@ impl Control {
 
     /// Takes in who comes, hears each client once, and tells what happened; says whether to quit.
     fn turn(&mut self) -> bool {
-        if self.daemon.is_none()
-            && let Some(done) = self.changes.take()
-        {
+        // Always, because its bell may come after what it rings for, which has been taken then.
+        if let Some(done) = self.changes.take() {
             self.finish(done);
         }
         self.accept();
@@ -364,4 +363,28 @@ impl Control {
 fn writing(client: &Client) -> impl Iterator<Item = PollFd<'_>> {
     let interest = client.interest().into_iter().filter(|(_, flags)| flags.contains(PollFlags::OUT));
     interest.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags))
+}
+
+#[cfg(test)]
+mod tests {
+    use egret_vocabulary::Config;
+
+    use super::*;
+
+    #[test]
+    fn a_change_that_is_taken_before_its_bell_rings_leaves_nothing_to_wake_for() {
+        let mut inherited = Inherited::default();
+        let daemon = Daemon::start(&Config::empty(), &mut inherited).unwrap();
+        let mut control = Control::new(daemon, &[], &mut inherited).unwrap();
+        control.changes.begin(control.daemon.take().unwrap(), Change::Desertion);
+        // It is taken without a look at the bell.
+        let done = std::iter::repeat_with(|| control.changes.wait(REST)).flatten().next().unwrap();
+        control.finish(done);
+        let rings = |control: &Control, timeout: Option<&Timespec>| {
+            poll(&mut [PollFd::from_borrowed_fd(control.changes.as_fd(), PollFlags::IN)], timeout).unwrap() == 1
+        };
+        assert!(rings(&control, None));
+        control.turn();
+        assert!(!rings(&control, Some(&Timespec::default())), "it would never sleep again");
+    }
 }

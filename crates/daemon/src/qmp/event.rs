@@ -40,12 +40,29 @@ pub enum Event {
     },
 }
 
-/// What an event is called, what it carries, and what it means.
-pub(super) const EVENTS: &[(&str, &str, &str)] = &[
-    ("BLOCK_EXPORT_DELETED", r#"{"id"}"#, "An export has gone: its name, its address and its disk are free."),
+/// Names of what is carried, and their types in introspection.
+type Members = &'static [(&'static str, &'static str)];
+
+/// What an event is called, what it carries, of which types that is, and what it means.
+pub(super) const EVENTS: &[(&str, &str, Members, &str)] = &[
+    (
+        "BLOCK_EXPORT_DELETED",
+        r#"{"id"}"#,
+        &[("id", "str")],
+        "An export has gone: its name, its address and its disk are free.",
+    ),
     (
         "BLOCK_IO_ERROR",
         r#"{"device", "node-name", "qom-path": "", "operation": "read"|"write", "action": "report"|"ignore"|"stop", "nospace", "reason"}"#,
+        &[
+            ("device", "str"),
+            ("node-name", "str"),
+            ("qom-path", "str"),
+            ("operation", "str"),
+            ("action", "str"),
+            ("nospace", "bool"),
+            ("reason", "str"),
+        ],
         "A disk could not do what a guest asked for. `action` is what `rerror` and `werror` have the export `device` do \
          about it; with `stop` it waits from here on, and that is told each time, but of one that stops again and \
          again once a second, after the eighth. Of others the first, and then the newest once a second. `write` is all \
@@ -54,28 +71,33 @@ pub(super) const EVENTS: &[(&str, &str, &str)] = &[
     (
         "EGRET_IOTHREAD_RESUMED",
         r#"{"id", "thread-id", "phase", "seconds"}"#,
+        &[("id", "str"), ("thread-id", "int"), ("phase", "str"), ("seconds", "number")],
         "An I/O thread that was stuck goes on. `phase` is where it was, and `seconds` how long at least.",
     ),
     (
         "EGRET_IOTHREAD_STALLED",
         r#"{"id", "thread-id", "phase": "wait"|"reap"|"dispatch"|"submit"|"notify", "seconds"}"#,
+        &[("id", "str"), ("thread-id", "int"), ("phase", "str"), ("seconds", "number")],
         "An I/O thread has not got on for `seconds`, as long as `--watchdog` allows, and does not wait for events: nobody \
          is served by it. The log says where it is.",
     ),
     (
         "EGRET_LUN_DELETED",
         r#"{"id", "target", "lun", "node-name"}"#,
+        &[("id", "str"), ("target", "int"), ("lun", "int"), ("node-name", "str")],
         "A logical unit has gone from the export `id`: its requests have ended and its disk is free.",
     ),
     (
         "EGRET_REQUEST_TIMEOUT",
         r#"{"id", "requests", "seconds"}"#,
+        &[("id", "str"), ("requests", "int"), ("seconds", "number")],
         "Requests of the export `id` have been in flight for longer than its `request-timeout`, the oldest for `seconds`. \
          They go on, and nothing more is told before all of them have ended.",
     ),
     (
         "SHUTDOWN",
         r#"{"guest": false, "reason"}"#,
+        &[("guest", "bool"), ("reason", "str")],
         "The daemon ends, because of `quit` (`host-qmp-quit`) or a signal (`host-signal`).",
     ),
 ];

@@ -1,8 +1,10 @@
 //! Where one JSON value ends and the next begins.
 //!
-//! QMP has no frames: values follow one another, with white space between them or without. An object or a list ends
-//! with its last bracket, and anything else at white space. How large a value may be, and how deep, is bounded: what
-//! is beyond is an error, and reading goes on after the next line break.
+//! QMP has no frames: values follow one another, with white space between them or without. Strings may have single quotes,
+//! as qmp-spec allows clients, and come out with double ones, as JSON has them. An object or a list ends
+//! with its last bracket, and anything else at white space. A byte that no JSON has ends it as well, by which a client
+//! that has lost its place begins anew (qmp-spec, "Forcing the JSON parser into known-good state"). How large a value may
+//! be, and how deep, is bounded: what is beyond is an error, and reading goes on after the next line break.
 
 /// The most bytes that one value may have.
 pub const LARGEST: usize = 1 << 20;
@@ -21,6 +23,9 @@ pub enum FrameError {
     /// A bracket that closes nothing.
     #[error("JSON parse error, expecting value")]
     Unopened,
+    /// A control character, or a byte that UTF-8 does not have.
+    #[error("JSON parse error, stray byte 0x{0:02x}")]
+    Stray(u8),
 }
 
 /// Cuts a stream of bytes into JSON values; it holds no more than one value at a time.
@@ -28,7 +33,8 @@ pub enum FrameError {
 pub struct Framer {
     value: Vec<u8>,
     depth: usize,
-    quoted: bool,
+    /// The quote that its string ends with, inside one.
+    quoted: Option<u8>,
     escaped: bool,
     /// Everything up to the next line break is thrown away.
     skipping: bool,
@@ -40,7 +46,7 @@ impl Framer {
     pub fn take(&mut self, input: &mut &[u8]) -> Option<Result<Vec<u8>, FrameError>> {
         while let Some((&byte, rest)) = input.split_first() {
             *input = rest;
-            if self.skipping {
+            if self.skipping && !is_stray(byte) {
                 self.skipping = byte != b'\n';
                 continue;
             }
@@ -48,7 +54,8 @@ impl Framer {
                 Ok(true) => return Some(Ok(std::mem::take(self).value)),
                 Ok(false) => {}
                 Err(error) => {
-                    *self = Self { skipping: byte != b'\n', ..Self::default() };
+                    let skips = matches!(error, FrameError::TooLarge | FrameError::TooDeep);
+                    *self = Self { skipping: skips && byte != b'\n', ..Self::default() };
                     return Some(Err(error));
                 }
             }
@@ -58,15 +65,29 @@ impl Framer {
 
     /// Whether `byte` ends the value.
     fn step(&mut self, byte: u8) -> Result<bool, FrameError> {
+        if is_stray(byte) || (self.quoted.is_some() && byte < b' ') {
+            return Err(FrameError::Stray(byte));
+        }
         if self.value.is_empty() && byte.is_ascii_whitespace() {
             return Ok(false);
         }
-        if self.value.len() == LARGEST {
+        if self.value.len() >= LARGEST {
             return Err(FrameError::TooLarge);
         }
-        if self.quoted {
-            self.value.push(byte);
-            self.quoted = self.escaped || byte != b'"';
+        if let Some(quote) = self.quoted {
+            match byte {
+                b'\'' if self.escaped => {
+                    self.value.pop();
+                    self.value.push(byte);
+                }
+                _ if self.escaped => self.value.push(byte),
+                _ if byte == quote => {
+                    self.quoted = None;
+                    self.value.push(b'"');
+                }
+                b'"' => self.value.extend(b"\\\""),
+                _ => self.value.push(byte),
+            }
             self.escaped = !self.escaped && byte == b'\\';
             return Ok(false);
         }
@@ -78,7 +99,11 @@ impl Framer {
                 self.depth += 1;
             }
             b'}' | b']' => self.depth = self.depth.checked_sub(1).ok_or(FrameError::Unopened)?,
-            b'"' => self.quoted = true,
+            b'"' | b'\'' => {
+                self.quoted = Some(byte);
+                self.value.push(b'"');
+                return Ok(false);
+            }
             _ => {}
         }
         // Outside of brackets a word ends at white space, and a bracket ends what it closes.
@@ -86,6 +111,11 @@ impl Framer {
         self.value.push(byte);
         Ok(ends)
     }
+}
+
+/// Whether JSON has no such byte, in strings or beside them.
+const fn is_stray(byte: u8) -> bool {
+    matches!(byte, 0..b' ' | 0xfe..) && !matches!(byte, b'\t' | b'\r' | b'\n')
 }
 
 #[cfg(test)]
@@ -111,12 +141,39 @@ mod tests {
     }
 
     #[test]
+    fn single_quotes_are_as_good_as_double_ones() {
+        for (text, json) in [
+            (r#"{'a':'b'}"#, r#"{"a":"b"}"#),
+            (r#"['a"}', "b'}"]"#, r#"["a\"}", "b'}"]"#),
+            (r#"['\'}', "\'}", '\"}', '\\']"#, r#"["'}", "'}", "\"}", "\\"]"#),
+        ] {
+            assert_eq!(frames(text.as_bytes()), [Ok(json.to_owned())]);
+        }
+    }
+
+    #[test]
     fn what_is_too_much_is_skipped_to_the_end_of_its_line() {
         let deep = format!("{}\n{{}}", "[".repeat(DEEPEST + 1));
         assert_eq!(frames(deep.as_bytes()), [Err(FrameError::TooDeep), Ok("{}".to_owned())]);
         let large = format!("{{\"{}\"}}}}}}\n{{}}", "x".repeat(LARGEST));
         assert_eq!(frames(large.as_bytes()), [Err(FrameError::TooLarge), Ok("{}".to_owned())]);
-        assert_eq!(frames(b"] {\n{}"), [Err(FrameError::Unopened), Ok("{}".to_owned())]);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_over_where_that_shows() {
+        let next = Ok("{}".to_owned());
+        for (text, error) in [
+            (&b"]{}"[..], FrameError::Unopened),
+            (b"{\"a\": \"b\x01{}", FrameError::Stray(1)),
+            (b"{\"a\": \"b\xff{}", FrameError::Stray(0xff)),
+            (b"{\"a\": \"b\n{}", FrameError::Stray(b'\n')),
+            (b"{\"a\": \x0c{}", FrameError::Stray(0x0c)),
+            (b"\x01{}", FrameError::Stray(1)),
+        ] {
+            assert_eq!(frames(text), [Err(error), next.clone()], "{text:?}");
+        }
+        let deep = format!("{}\x01{{}}", "[".repeat(DEEPEST + 1));
+        assert_eq!(frames(deep.as_bytes()), [Err(FrameError::TooDeep), Err(FrameError::Stray(1)), next]);
     }
 
     proptest! {

@@ -12,10 +12,10 @@ use super::event::EVENTS;
 /// These commands and every event, with the types that they lead to.
 pub fn schema(commands: &Table) -> Value {
     let mut types = Types { entries: Vec::new() };
-    for (name, json) in [("str", "string"), ("int", "int"), ("bool", "boolean"), ("any", "value")] {
+    for (name, json) in [("str", "string"), ("int", "int"), ("number", "number"), ("bool", "boolean"), ("any", "value")]
+    {
         types.entries.push(json!({ "name": name, "meta-type": "builtin", "json-type": json }));
     }
-    types.entries.push(json!({ "name": "0", "meta-type": "object", "members": [] }));
     for command in commands.iter() {
         let argument = format!("{}-arg", command.name);
         match command.takes {
@@ -28,8 +28,11 @@ pub fn schema(commands: &Table) -> Value {
             "name": command.name, "meta-type": "command", "arg-type": argument, "ret-type": "any", "allow-oob": false,
         }));
     }
-    for (name, _, _) in EVENTS {
-        types.entries.push(json!({ "name": name, "meta-type": "event", "arg-type": "0" }));
+    for (name, _, members, _) in EVENTS {
+        let data = format!("{name}-arg");
+        let members: Vec<Value> = members.iter().map(|(name, of)| json!({ "name": name, "type": of })).collect();
+        types.entries.push(json!({ "name": data, "meta-type": "object", "members": members }));
+        types.entries.push(json!({ "name": name, "meta-type": "event", "arg-type": data }));
     }
     types.entries.into()
 }
@@ -151,8 +154,16 @@ impl Types {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use egret_disk::{Action, Failure};
+    use egret_event_loop::Nanos;
+    use egret_virtio::scsi::LunAddress;
 
     use super::*;
+    use crate::qmp::event::Event;
+    use crate::watchdog::Stall;
+    use crate::{DiskFailure, RequestTimeout};
 
     #[test]
     fn a_member_that_may_be_left_out_has_a_default_and_no_other() {
@@ -161,6 +172,50 @@ mod tests {
         let members = object("object-add-arg")["members"].as_array().unwrap();
         let has_default = |name| members.iter().find(|member| member["name"] == name).unwrap().get("default").is_some();
         assert!(has_default("poll-max-ns") && has_default("poll-grow") && !has_default("id"));
+    }
+
+    #[test]
+    fn an_event_carries_what_it_is_said_to() {
+        let schema = schema(&crate::qmp::commands::COMMANDS);
+        let entry = |name: &str| schema.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap();
+        let stall = |over| {
+            let phase = egret_event_loop::Phase::Waiting;
+            Event::Stall(Stall { id: "io".into(), thread_id: 1, phase, stood: Duration::ZERO, over })
+        };
+        let (export, op, errno) = ("e".into(), egret_disk::Op::Read, rustix::io::Errno::IO);
+        let failure = Failure { export, op, errno, action: Action::Report, has_lost_writes: false };
+        let at = LunAddress { target: 0, lun: 0 };
+        let events = [
+            Event::BlockExportDeleted { id: "e".into() },
+            Event::BlockIoError(DiskFailure { node_name: "d".into(), failure }),
+            stall(true),
+            stall(false),
+            Event::LunDeleted { id: "e".into(), at, node_name: "d".into() },
+            Event::RequestTimeout(RequestTimeout { export: "e".into(), requests: 1, oldest: Nanos(1) }),
+            Event::Shutdown { reason: "host-signal" },
+        ];
+        assert_eq!(events.len(), EVENTS.len());
+        for (event, (name, ..)) in events.iter().zip(EVENTS) {
+            let told = event.to_json();
+            assert_eq!(told["event"], *name);
+            let of = entry(entry(name)["arg-type"].as_str().unwrap());
+            let members = of["members"].as_array().unwrap().iter().map(|member| {
+                let of = entry(member["type"].as_str().unwrap())["json-type"].as_str().unwrap();
+                (member["name"].as_str().unwrap(), of)
+            });
+            let carried = told["data"].as_object().unwrap().iter().map(|(name, value)| {
+                let of = match value {
+                    Value::String(_) => "string",
+                    Value::Bool(_) => "boolean",
+                    Value::Number(number) if number.is_f64() => "number",
+                    Value::Number(_) => "int",
+                    _ => "value",
+                };
+                (name.as_str(), of)
+            });
+            assert_eq!(carried.collect::<BTreeSet<_>>(), members.collect(), "{name}");
+        }
+        assert_eq!(entry("qmp_capabilities")["meta-type"], "command");
     }
 
     #[test]

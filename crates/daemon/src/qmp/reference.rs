@@ -26,7 +26,7 @@ pub fn reference() -> String {
         let _ = writeln!(text, "{takes}Returns `{}`.\n", command.returns);
     }
     text.push_str("## Events\n\n| event | data | when |\n|---|---|---|\n");
-    for (name, data, about) in EVENTS {
+    for (name, data, _, about) in EVENTS {
         let _ = writeln!(text, "| `{name}` | `{data}` | {about} |");
     }
     text

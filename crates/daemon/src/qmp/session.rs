@@ -1,5 +1,7 @@
 //! One client's conversation: greeting, negotiation, then a command and its answer at a time.
 
+use egret_vocabulary::json;
+use egret_vocabulary::schema::{Spelling, validate_arguments};
 use serde_json::{Map, Value, json};
 
 use super::command::{self, Arguments, Command, Context};
@@ -103,11 +105,7 @@ impl Session {
     fn take(&mut self, sent: Sent) -> Result<Option<(&'static Command, Arguments)>, QmpError> {
         match (sent.name.as_str(), self.stage) {
             ("qmp_capabilities", Stage::Negotiating) => {
-                // None are offered, so none can be taken.
-                let enabled = sent.arguments.get("enable").and_then(Value::as_array);
-                if let Some(capability) = enabled.and_then(|list| list.first()) {
-                    return Err(QmpError::generic(format!("Capability {capability} is not offered")));
-                }
+                own::enable(validate_arguments(sent.arguments, &own::CAPABILITIES, Spelling::Typed)?)?;
                 self.stage = Stage::Commanding;
                 Ok(None)
             }
@@ -128,7 +126,7 @@ impl Session {
 }
 
 fn read(bytes: &[u8]) -> Result<Map<String, Value>, QmpError> {
-    match serde_json::from_slice(bytes) {
+    match json::read(bytes) {
         Ok(Value::Object(message)) => Ok(message),
         Ok(_) => Err(QmpError::generic("QMP input must be a JSON object")),
         Err(error) => Err(QmpError::generic(format!("JSON parse error, {error}"))),

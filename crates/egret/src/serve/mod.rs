@@ -57,10 +57,10 @@ pub struct Serve {
     /// I/O threads that the queues are spread over
     #[arg(long, value_name = "N", requires = "disk", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub iothreads: u16,
-    /// When an I/O thread spins, and for how long [default: weighted]
+    /// When an I/O thread spins, and for how long [default: low-regret]
     #[arg(long, value_name = "POLICY", requires = "disk", value_parser = PossibleValuesParser::new(words::<PolicyKind>()))]
     pub poll_policy: Option<String>,
-    /// No wait spins longer than this [default: 32768]
+    /// No wait spins longer than this [default: the policy's own]
     #[arg(long, value_name = "NS", requires = "disk")]
     pub poll_max_ns: Option<String>,
     /// How an I/O thread waits for file descriptors [default: auto]

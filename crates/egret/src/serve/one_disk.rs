@@ -138,6 +138,15 @@ mod tests {
     }
 
     #[test]
+    fn help_says_by_which_policy_an_io_thread_polls_that_is_told_nothing() {
+        let command = <Serve as clap::Args>::augment_args(clap::Command::new("serve"));
+        let policy = command.get_arguments().find(|argument| argument.get_id() == "poll_policy").unwrap();
+        let help = policy.get_help().unwrap().to_string();
+        let default = IoThread::new("io0").policy();
+        assert!(help.ends_with(&format!("[default: {default}]")), "{help}");
+    }
+
+    #[test]
     fn a_disk_gets_the_best_engine_that_there_is() {
         let place = tempfile::tempdir().unwrap();
         let (disk, arguments) = serve(place.path());

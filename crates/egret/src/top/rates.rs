@@ -138,7 +138,8 @@ impl Latency {
     fn between(before: &[(u64, u64)], now: &[(u64, u64)]) -> Self {
         let mut counts: BTreeMap<u64, u64> = now.iter().copied().collect();
         for (length, count) in before {
-            if let Some(total) = counts.get_mut(length) {
+            // What has no end is told by the longest, which may have been shorter then.
+            if let Some((_, total)) = counts.range_mut(length..).next() {
                 *total = total.saturating_sub(*count);
             }
         }
@@ -215,6 +216,12 @@ pub mod tests {
         assert_eq!((flow.p50_ns, flow.p99_ns, flow.queues), (Some(10_000), Some(90_000), 2));
         assert_eq!((rates.queues.len(), &*rates.queues[3].name), (4, "e1 1"));
         assert_eq!((rates.queues[3].iops, rates.queues[3].p50_ns), (0.0, None));
+    }
+
+    #[test]
+    fn a_longest_request_is_new_and_those_that_were_long_before_are_not() {
+        let longer = Latency::between(&[(10_000, 5), (70_000_000_000, 3)], &[(10_000, 9), (80_000_000_000, 4)]);
+        assert_eq!(longer.0, [(10_000, 4), (80_000_000_000, 1)].into());
     }
 
     #[test]

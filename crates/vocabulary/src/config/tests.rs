@@ -42,8 +42,32 @@ fn a_name_belongs_to_one_object() {
     assert_eq!(error(&[], &[NULL, inline], &[]), "blockdev 'd0': there is another blockdev of this name");
     let other = EXPORT.replace("/a", "/b");
     assert_eq!(error(&[], &[NULL], &[EXPORT, &other]), "export 'e0': there is another export of this name");
-    // Kinds do not share names.
+    // Blockdevs, exports and what --object makes do not share names.
     config(&["x"], &["null-co,node-name=x"], &["id=x,node-name=x,addr.type=unix,addr.path=/a"]).unwrap();
+}
+
+#[test]
+fn what_object_makes_shares_one_set_of_names() {
+    let checked = |secrets: &[&str], tls_creds: &[&str], iothreads: &[&str]| {
+        let (secrets, tls_creds) = (objects(secrets, "id"), objects(tls_creds, "id"));
+        let config = Config { secrets, tls_creds, iothreads: objects(iothreads, "id"), ..Config::empty() };
+        config.checked().map(drop).map_err(|error| error.to_string())
+    };
+    let (secret, tls_creds) = ("x,data=1", "x,dir=/");
+    for (found, line) in [
+        (checked(&[secret, secret], &[], &[]), "secret 'x': there is another secret of this name"),
+        (checked(&[secret], &[tls_creds], &[]), "tls-creds-x509 'x': there is another secret of this name"),
+        (checked(&[secret], &[], &["x"]), "iothread 'x': there is another secret of this name"),
+        (
+            checked(&[], &[tls_creds, tls_creds], &[]),
+            "tls-creds-x509 'x': there is another tls-creds-x509 of this name",
+        ),
+        (checked(&[], &[tls_creds], &["x"]), "iothread 'x': there is another tls-creds-x509 of this name"),
+        (checked(&[], &[], &["x", "x"]), "iothread 'x': there is another iothread of this name"),
+    ] {
+        assert_eq!(found.unwrap_err(), line);
+    }
+    checked(&[secret], &["y,dir=/"], &["z"]).unwrap();
 }
 
 #[test]

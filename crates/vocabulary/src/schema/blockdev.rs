@@ -305,11 +305,11 @@ impl Blockdev {
         }
     }
 
-    /// The name of the blockdev that this one lies over, if that was made elsewhere.
+    /// The name of the blockdev made elsewhere that this one lies over, or what is written inside it does.
     pub fn child_name(&self) -> Option<&str> {
         match self.driver.child()? {
             (_, Child::Node(name)) => Some(name),
-            (_, Child::Inline(_)) => None,
+            (_, Child::Inline(child)) => child.child_name(),
         }
     }
 }

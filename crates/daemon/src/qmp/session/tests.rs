@@ -51,6 +51,33 @@ fn a_client_negotiates_once_and_before_all_else() {
 }
 
 #[test]
+fn a_client_that_wants_what_is_not_offered_has_not_begun() {
+    for (arguments, text) in [
+        (json!({"foo": 1}), "Parameter 'foo' is unexpected"),
+        (json!({"enable": "oob"}), "Parameter 'enable' must be a list"),
+        (json!({"enable": ["oob"]}), "Capability \"oob\" is not offered"),
+        (json!({"enable": ["x"]}), "Parameter 'enable' must be a list"),
+    ] {
+        let begin = json!({"execute": "qmp_capabilities", "arguments": arguments}).to_string();
+        let answers = answers(&[&begin, r#"{"execute":"query-version"}"#]);
+        let got = answers[0]["error"]["desc"].as_str().unwrap_or_default();
+        assert!(got.starts_with(text), "{begin}: {answers:?}");
+        assert_eq!(answers[1]["error"]["class"], "CommandNotFound", "{begin}");
+    }
+}
+
+#[test]
+fn a_client_that_has_lost_its_place_begins_anew() {
+    let [begin, next] = [r#"{"execute":"qmp_capabilities"}"#, r#"{"execute":"query-version"}"#];
+    for text in ["{\"execute\": \"que\u{1}", "{\"execute\": \u{1}", "\u{1}", "}", "{\"execute\": \"que\n"] {
+        let answers = answers(&[begin, &format!("{text}{next}")]);
+        let text = answers[1]["error"]["desc"].as_str().unwrap_or_else(|| panic!("{text:?}: {answers:?}"));
+        assert!(text.starts_with("JSON parse error, "), "{text}");
+        assert_eq!((answers.len(), &answers[2]["return"]["qemu"]["major"]), (3, &json!(10)), "{text:?}");
+    }
+}
+
+#[test]
 fn an_id_comes_back_whatever_it_is_and_whatever_happens() {
     for id in [json!(7), json!("x"), json!({"a": [1]}), json!(null)] {
         for command in ["query-commands", "nope", "object-del"] {
@@ -82,6 +109,7 @@ fn what_makes_no_sense_is_answered_as_qemus_daemon_does() {
         (r#"{"execute":"query-version","arguments":{"x":1}}"#, "GenericError", "Parameter 'x' is unexpected"),
         (r#"{"execute": }"#, "GenericError", "JSON parse error, "),
         ("]", "GenericError", "JSON parse error, expecting value"),
+        (r#"{"execute":"quit","execute":"query-version"}"#, "GenericError", "JSON parse error, duplicate key"),
         ("nonsense", "GenericError", "JSON parse error, "),
         (&deep, "GenericError", "JSON nesting depth limit exceeded"),
         (
@@ -175,6 +203,17 @@ fn every_command_says_what_it_misses_and_what_it_does_not_know() {
     for command in COMMANDS.iter() {
         let message = json!({"execute": command.name, "arguments": {"no-such-key": 1}}).to_string();
         error(&message);
+    }
+}
+
+#[test]
+fn a_command_that_only_looks_waits_for_no_change() {
+    let looks = |command: &&Command| {
+        ["query-", "egret-query-", "qom-get", "qom-list"].iter().any(|begin| command.name.starts_with(begin))
+    };
+    assert!(COMMANDS.iter().filter(looks).count() > 10);
+    for command in COMMANDS.iter().filter(looks) {
+        assert!(!matches!(command.run, command::Run::Mutate(_)), "{}", command.name);
     }
 }
 
