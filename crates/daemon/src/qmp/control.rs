@@ -375,7 +375,7 @@ mod tests {
     fn a_change_that_is_taken_before_its_bell_rings_leaves_nothing_to_wake_for() {
         let mut inherited = Inherited::default();
         let daemon = Daemon::start(&Config::empty(), &mut inherited).unwrap();
-        let mut control = Control::new(daemon, &[], &mut inherited).unwrap();
+        let mut control = Control::new(daemon, &[], &Output::default(), &mut inherited).unwrap();
         control.changes.begin(control.daemon.take().unwrap(), Change::Desertion);
         // It is taken without a look at the bell.
         let done = std::iter::repeat_with(|| control.changes.wait(REST)).flatten().next().unwrap();
