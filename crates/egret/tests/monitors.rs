@@ -3,7 +3,7 @@
 mod support;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
 
@@ -133,6 +133,8 @@ fn terminal() -> (File, File) {
     let mut how: libc::termios = unsafe { std::mem::zeroed() };
     // SAFETY: it writes to this structure alone.
     unsafe { libc::cfmakeraw(&raw mut how) };
+    // As most terminals it looks at what a program writes, and takes as much as it has room for.
+    how.c_oflag = libc::OPOST;
     // SAFETY: it writes two numbers and reads `how`; a null pointer stands for what is not said.
     let made = unsafe {
         libc::openpty(&raw mut ours, &raw mut theirs, std::ptr::null_mut(), &raw const how, std::ptr::null())
@@ -161,14 +163,17 @@ fn a_terminal_that_nobody_reads_holds_up_neither_another_monitor_nor_the_end() {
     assert!(line()["QMP"].is_object());
     reader.write_all(b"{\"execute\":\"qmp_capabilities\"}\n").unwrap();
     assert_eq!(line(), json!({"return": {}}));
-    reader.write_all(b"{\"execute\":\"query-qmp-schema\"}\n").unwrap();
-    // The answer has begun to come, and is more than a terminal holds.
+    reader.write_all(b"{\"execute\":\"query-qmp-schema\"}\n".repeat(2).as_slice()).unwrap();
+    // An answer has begun to come, and is more than a terminal holds.
     rustix::event::poll(&mut [rustix::event::PollFd::new(&reader, rustix::event::PollFlags::IN)], None).unwrap();
     let mut other = Qmp::connect(&socket);
     // With each of these goes a piece of what the terminal is to have.
     let schema = other.run("query-qmp-schema", json!({}));
     assert!(schema.to_string().len() > 32 << 10);
-    for _ in 0..100 {
+    for _ in 0..40 {
+        other.run("query-version", json!({}));
+        // This makes room for less than there is to say.
+        assert!(reader.read(&mut [0; 512]).unwrap() > 0);
         other.run("query-version", json!({}));
     }
     let pid = rustix::process::Pid::from_child(&daemon.0);
