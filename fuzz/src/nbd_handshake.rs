@@ -79,7 +79,8 @@ fn holds(said: &[u8], haggled: Haggled, has_tls: bool) {
             [8, 12, 16].map(|at| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]));
         let is_refusal = kind == answer::TLS_REQUIRED || kind == answer::INVALID && option == option::STARTTLS;
         let begins = kind == answer::ACK && option == option::STARTTLS;
-        assert!(!has_tls || begun || is_refusal || begins, "option {option} is answered {kind} before TLS");
+        let ends = kind == answer::ACK && option == option::ABORT;
+        assert!(!has_tls || begun || is_refusal || begins || ends, "option {option} is answered {kind} before TLS");
         begun |= begins;
         rest = more.get(len as usize..).expect("a whole answer");
     }

@@ -192,12 +192,12 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_did_not_succeed_counts_as_an_error_whatever_became_of_it() {
-        for (status, errors) in [(Status::Ok, 0), (Status::IoError, 1), (Status::Unsupported, 1)] {
+    fn a_request_that_did_not_succeed_counts_as_an_error_and_has_moved_nothing() {
+        for (status, bytes, errors) in [(Status::Ok, 512, 0), (Status::IoError, 0, 1), (Status::Unsupported, 0, 1)] {
             let counters = QueueCounters::default();
             let completed = Completed { head: 0, written: 1, request_type: RequestType::Write, bytes: 512, status };
             counters.count(&completed, Nanos(7));
-            assert_eq!(counters.op(RequestType::Write), OpStats { requests: 1, bytes: 512, errors });
+            assert_eq!(counters.op(RequestType::Write), OpStats { requests: 1, bytes, errors });
         }
     }
 
