@@ -401,6 +401,13 @@ fn ask_for_what_does_not_come(guest: &mut Attacker, faulty: &FaultDisk) {
     await_that("the read to reach the disk", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
 }
 
+/// Has a disk fail so many flushes, or all.
+fn fail_flushes(faulty: &FaultDisk, times: Option<u64>) {
+    let effect = Effect::Errno(ErrnoName::Eio);
+    let fault = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times, effect };
+    faulty.tell(Order::Inject(fault)).expect("it listens");
+}
+
 /// Has a disk that hangs answer, and hang no more.
 fn be_well(faulty: &FaultDisk) {
     faulty.tell(Order::Clear).expect("it listens");
@@ -503,9 +510,7 @@ fn an_export_that_is_deleted_and_whose_last_writes_could_not_be_written_out_leav
         let mut there = Host::start(&scratch, "there", &faulty.path());
         let mut guest = Guest::boot(&here.socket);
         guest.read_honestly();
-        let effect = Effect::Errno(ErrnoName::Eio);
-        let fault = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect };
-        faulty.tell(Order::Inject(fault)).expect("it listens");
+        fail_flushes(&faulty, None);
         let guest = Some(guest).filter(|_| is_there);
         if !is_there {
             await_that("the session to be over", || !here.server.complaints().is_empty());
@@ -541,9 +546,7 @@ fn an_image_that_stays_locked_though_its_guest_has_left_is_given_back_by_hand_wh
     let mut here = Host::start(&scratch, "here", &faulty.path());
     let mut there = Host::start(&scratch, "there", &faulty.path());
     let guest = Guest::boot(&here.socket);
-    let effect = Effect::Errno(ErrnoName::Eio);
-    let fault = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: Some(2), effect };
-    faulty.tell(Order::Inject(fault)).expect("it listens");
+    fail_flushes(&faulty, Some(2));
     drop(guest);
     await_that("the session to be over", || !here.server.complaints().is_empty());
     let give_back = json!({"node-name": "d0", "active": false});
@@ -551,6 +554,12 @@ fn an_image_that_stays_locked_though_its_guest_has_left_is_given_back_by_hand_wh
     assert!(refused.starts_with("blockdev 'd0': it stays locked: the last flush failed"), "{refused}");
     assert!(here.is_active());
     there.refuses_a_guest();
+    let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
+    faulty.tell(Order::Inject(never)).expect("it listens");
+    let refused = here.qmp.fail("blockdev-set-active", give_back.clone());
+    assert!(refused.contains("does not answer: what was written could not be made stable in 5 s"), "{refused}");
+    assert!(here.is_active());
+    be_well(&faulty);
     here.qmp.run("blockdev-set-active", give_back);
     Guest::boot(&there.socket).read_honestly();
 }
@@ -620,9 +629,7 @@ fn a_unit_that_could_not_be_written_out_is_given_back_by_hand_when_it_can_be_or_
         let mut there = Host::start(&scratch, "there", &faulty.path());
         let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
         guest.read_honestly();
-        let effect = Effect::Errno(ErrnoName::Eio);
-        let fault = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: Some(1), effect };
-        faulty.tell(Order::Inject(fault)).expect("it listens");
+        fail_flushes(&faulty, Some(1));
         here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
         here.qmp.event("EGRET_LUN_DELETED");
         assert!(here.is_active());

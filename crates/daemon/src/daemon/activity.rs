@@ -23,7 +23,6 @@ impl Daemon {
             return Err(ChangeError::NoNode(name.to_owned()));
         }
         let disk = Arc::clone(self.disks.get(name).ok_or_else(|| ChangeError::NodeBelow(name.to_owned()))?);
-        let driver = &disk.options().driver;
         let failed = |why: String| Err(ChangeError::SetActive(name.to_owned(), why));
         if !disk.options().allow_inactive {
             // What nobody exports is not locked: QEMU has it inactive and activates it when it is exported.
@@ -32,8 +31,7 @@ impl Daemon {
         }
         if active {
             if !self.held.contains_key(name) {
-                let of = Arc::clone(&disk);
-                match self.calls.run(driver, "it could not be locked", move || of.activate()) {
+                match self.calls.activate(&disk) {
                     Ok(Ok(held)) => drop(self.held.insert(name.to_owned(), held)),
                     Ok(Err(e)) => return failed(e.cause.to_string()),
                     Err(why) => return failed(why.to_string()),
@@ -46,7 +44,10 @@ impl Daemon {
         }
         if disk.is_active() {
             let of = Arc::clone(&disk);
-            match self.calls.run(driver, "what was written could not be made stable", move || of.write_out()) {
+            match self
+                .calls
+                .run(&disk.options().driver, "what was written could not be made stable", move || of.write_out())
+            {
                 Ok(Ok(())) => {}
                 Ok(Err(e)) => return failed(format!("it stays locked: the last flush failed: {e}")),
                 Err(why) => return failed(format!("it stays locked: {why}")),

@@ -8,7 +8,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use egret_confine::{Bounds, ThreadKind};
-use egret_disk::{Disk, Driver, Image, Options};
+use egret_disk::{Active, Disk, Driver, Image, OpenError, Options};
 
 use super::StartError;
 
@@ -74,6 +74,12 @@ impl Calls {
             Err(why) => return Err(StartError::Unanswered(name.to_owned(), why)),
         }
         Ok(())
+    }
+
+    /// Has an image active, or gives it up. What was given up is active for a moment, at most, when its disk is well.
+    pub(super) fn activate(&self, disk: &Arc<Disk>) -> Result<Result<Active, OpenError>, Unanswered> {
+        let of = Arc::clone(disk);
+        self.run(&disk.options().driver, "it could not be locked", move || of.activate())
     }
 
     /// Makes a call, and waits for what it returns. Other images than files have a patience of their own.

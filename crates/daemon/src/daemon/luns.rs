@@ -65,9 +65,7 @@ impl Daemon {
         let at = wanted.at;
         let unit = self.unit(&object.id, &lun.node_name, wanted)?;
         let activate = |disk: &Arc<Disk>| {
-            let (of, name) = (Arc::clone(disk), &lun.node_name);
-            let active = self.calls.run(&disk.options().driver, "it could not be locked", move || of.activate());
-            Ok(active.map_err(|why| StartError::Unanswered(name.clone(), why))??)
+            Ok(self.calls.activate(disk).map_err(|why| StartError::Unanswered(lun.node_name.clone(), why))??)
         };
         self.exports[&object.id].add_lun(at, unit, disk, activate)
     }

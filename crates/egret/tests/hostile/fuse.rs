@@ -30,7 +30,7 @@ use serde_json::json;
 
 use crate::changes::await_change;
 use crate::scene::{DIRECT, GIB, MIB, Scene};
-use crate::support::attacker::{Attacker, DATA, Share, Variant, new_eventfd};
+use crate::support::attacker::{Attacker, DATA, Device, Share, Variant, new_eventfd};
 use crate::support::await_that;
 use crate::support::nbd_client::NbdClient;
 use crate::support::qmp::Qmp;
@@ -235,15 +235,25 @@ fn an_image_that_does_not_answer_when_it_is_to_be_locked_holds_up_no_change_of_o
     let scratch = Scratch::new();
     let [monitor, socket] = ["qmp", "disk"].map(|name| scratch.path(name));
     let options = Options::new().monitor("m", &monitor).disk("d0", &image, "cache.direct=off");
-    let options = options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
+    let options = options.export("e0", "d0", &socket, "writable=on,allow-inactive=on").null("d1", "");
+    let (units, other) = ("writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d1", scratch.path("other"));
+    let options = options.export_scsi("e1", &other, units);
     let server = Server::start(&Program::egret(), &options);
     let mut qmp = Qmp::connect(&monitor);
+    let mut running = Attacker::boot(&other, Variant { device: Device::Scsi, packed: false }, MIB);
+    running.read_honestly();
     mounted.silent.fall_silent();
     let guest = thread::spawn(move || Attacker::boot(&socket, Variant::PLAIN, MIB));
     let asked = || mounted.silent.unanswered.lock().expect("no holder panics").len();
     await_that("the daemon to ask how long the image is", || asked() > 0);
-    let refused = qmp.fail("blockdev-set-active", json!({"node-name": "d0", "active": true}));
-    assert!(refused.contains("does not answer: it could not be locked in 5 s"), "{refused}");
+    // By hand, and for a guest that runs.
+    for (command, arguments) in [
+        ("blockdev-set-active", json!({"node-name": "d0", "active": true})),
+        ("egret-lun-add", json!({"id": "e1", "lun": 1, "node-name": "d0"})),
+    ] {
+        let refused = qmp.fail(command, arguments);
+        assert!(refused.contains("does not answer: it could not be locked in 5 s"), "{command}: {refused}");
+    }
     qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
     await_change(&mut qmp);
     drop(mounted);
