@@ -204,6 +204,8 @@ fn more_regions_than_slots_are_refused() {
 #[test]
 fn descriptors_sent_for_nothing_are_closed() {
     let mut scene = Scene::open();
+    // By then its disk's engine has all that it opens.
+    scene.neighbour.await_progress();
     let before = scene.server.descriptors();
     scene.survives("60 descriptors with the wrong message", |socket, _| {
         let region = Region::new(DATA);
