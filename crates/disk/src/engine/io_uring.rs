@@ -105,13 +105,17 @@ impl Uring {
             self.flying.remove(place).into_iter().for_each(|transfer| left(transfer.into_job()));
         }
         let mut ring = self.ring.borrow_mut();
-        while self.flying.len() > 0 && ring.wait(None).is_ok() {
-            ring.sort();
+        loop {
+            // First what was sorted out before: nothing would end the wait for it.
             while let Some(done) = ring.next_op() {
                 if let Some(transfer) = self.flying.remove(done.data as u32) {
                     left(transfer.into_job());
                 }
             }
+            if self.flying.len() == 0 || ring.wait(None).is_err() {
+                return;
+            }
+            ring.sort();
         }
     }
 
@@ -334,12 +338,26 @@ mod tests {
     use crate::request::{Request, RequestToken};
     use crate::{Driver, Options};
 
-    #[test]
-    fn a_disk_is_registered_with_the_ring_if_the_table_has_a_place_for_it_and_served_in_any_case() {
+    fn disk() -> (tempfile::NamedTempFile, Arc<Disk>) {
         let image = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(image.path(), [7; 4096]).unwrap();
         let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
         let disk = Arc::new(Disk::open(&options).unwrap());
+        (image, disk)
+    }
+
+    /// Has the kernel fill `memory`, which must be there until that has ended.
+    fn read_into(uring: &mut Uring, slot: u32, memory: &mut [u8; 4096]) {
+        // SAFETY: as the caller sees to.
+        let buffers = unsafe { Lent::assume(vec![IoVec::new(memory.as_mut_ptr(), memory.len())]) };
+        let request = Request { op: Op::Read, offset: 0, len: 4096, buffers, token: RequestToken(0) };
+        uring.push(Job::new(slot, request));
+        uring.submit(Nanos::ZERO);
+    }
+
+    #[test]
+    fn a_disk_is_registered_with_the_ring_if_the_table_has_a_place_for_it_and_served_in_any_case() {
+        let (_image, disk) = disk();
         for has_table in [true, false] {
             let mut uring = Uring::alone(Ring::new().unwrap(), Arc::default()).unwrap();
             // Kernels before 5.19 have none.
@@ -348,11 +366,7 @@ mod tests {
                 uring.attach(slot, &disk).unwrap();
                 assert_eq!(uring.files[slot as usize].fixed, uring.table && slot < FILES, "{slot}");
                 let mut memory = [0u8; 4096];
-                // SAFETY: the memory is there until the request has ended, below.
-                let buffers = unsafe { Lent::assume(vec![IoVec::new(memory.as_mut_ptr(), memory.len())]) };
-                let request = Request { op: Op::Read, offset: 0, len: 4096, buffers, token: RequestToken(0) };
-                uring.push(Job::new(slot, request));
-                uring.submit(Nanos::ZERO);
+                read_into(&mut uring, slot, &mut memory);
                 let mut ended = None;
                 while ended.is_none() {
                     uring.ring.borrow_mut().wait(None).unwrap();
@@ -361,5 +375,24 @@ mod tests {
                 assert_eq!((ended, memory), (Some(Ok(())), [7; 4096]), "{slot}");
             }
         }
+    }
+
+    #[test]
+    fn what_the_ring_has_sorted_out_by_then_is_not_waited_for_at_the_end() {
+        let (over, is_over) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let (_image, disk) = disk();
+            let mut uring = Uring::alone(Ring::new().unwrap(), Arc::default()).unwrap();
+            uring.attach(0, &disk).unwrap();
+            let mut memory = [0u8; 4096];
+            read_into(&mut uring, 0, &mut memory);
+            uring.ring.borrow_mut().wait(None).unwrap();
+            // As a monitor does that shares the ring, when it is told to watch something no more.
+            uring.ring.borrow_mut().sort();
+            let mut left = 0;
+            uring.wait(&mut |_| left += 1);
+            over.send((left, memory)).unwrap();
+        });
+        assert_eq!(is_over.recv_timeout(std::time::Duration::from_secs(30)), Ok((1, [7; 4096])));
     }
 }
