@@ -41,6 +41,9 @@ mod geometry;
 mod job;
 mod lock;
 mod options;
+#[cfg(test)]
+#[path = "../../event-loop/tests/refuse/mod.rs"]
+mod refuse;
 mod remote;
 mod request;
 mod stats;

@@ -109,8 +109,9 @@ fn show(file: &File, path: &Path, usage: Usage, bytes: &[i64]) -> Result<bool, O
     for &byte in bytes {
         match take(file, byte) {
             Ok(()) => {}
-            // There are locks, then, and somebody has taken a write lock.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            // There are locks, then, and somebody has taken a write lock. POSIX would have EACCES say so, too: Linux says that
+            // where a security module lets nobody lock the file.
+            Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => {
                 let path = path.to_owned();
                 return Err(OpenCause::Locked { path, lock: "exclusive", hint: " or use locking=off" });
             }
@@ -192,6 +193,7 @@ fn taken_by_another(file: &File, byte: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::refuse::refuse;
 
     const fn usage(read_only: bool, locking: Locking) -> Usage {
         Usage { read_only, locking }
@@ -277,6 +279,12 @@ mod tests {
         assert!(matches!(tried(Locking::On), Err(OpenCause::LockingUnsupported { .. })));
         tried(Locking::Auto).unwrap();
         tried(Locking::Off).unwrap();
+        // Nor of any where a security module says so.
+        let ours = image.reopen().unwrap();
+        refuse(libc::SYS_fcntl, libc::EACCES);
+        let tried = |locking| try_lock(&ours, image.path(), usage(false, locking));
+        assert!(matches!(tried(Locking::On), Err(OpenCause::LockingUnsupported { .. })));
+        tried(Locking::Auto).unwrap();
     }
 
     #[test]
