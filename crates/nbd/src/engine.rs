@@ -180,21 +180,23 @@ impl NbdEngine {
     #[cold]
     fn lose(&mut self, why: &Lost, now: Nanos) {
         tracing::warn!("blockdev '{}': {why}", self.disk.target.node_name);
-        let delay = self.disk.target.reconnect_delay;
-        let left = self.leave_connection((!delay.is_zero()).then(|| now + nanos(delay)));
+        let left = self.leave_connection(now);
         if matches!(why, Lost::Shutdown) {
             left.into_iter().for_each(Connection::close);
         }
-        if delay.is_zero() {
+        if matches!(self.link, Link::Down { until: None }) {
             self.fail_fresh();
         }
         self.line.size.store(u64::MAX, Ordering::Relaxed);
         self.disk.wish(&self.line);
     }
 
-    /// Leaves the connection: all that was pushed waits for another, until then. Returns it, unless a message is begun.
+    /// Leaves the connection: all that was pushed waits for another, for as long as the user says. Returns it, unless a message
+    /// is begun.
     #[cold]
-    fn leave_connection(&mut self, until: Option<Nanos>) -> Option<Connection> {
+    fn leave_connection(&mut self, now: Nanos) -> Option<Connection> {
+        let delay = self.disk.target.reconnect_delay;
+        let until = (!delay.is_zero()).then(|| now + nanos(delay));
         self.fresh = self.commands.rewind().into();
         let Link::Up(up) = std::mem::replace(&mut self.link, Link::Down { until }) else { return None };
         // It is closed by another thread, later than the next may be here.
@@ -213,7 +215,7 @@ impl NbdEngine {
         }
         match up.next.take() {
             Some(next) => {
-                self.leave_connection(None).into_iter().for_each(Connection::close);
+                self.leave_connection(now).into_iter().for_each(Connection::close);
                 self.connected(next);
             }
             None => self.lose(&Lost::Shutdown, now),

@@ -146,6 +146,8 @@ impl Command {
     /// The connection is gone. A write is done again from its beginning, since the next server may not have what this one has
     /// answered: nobody was told of it, and the flush that comes after all of it is to cover all of it.
     fn rewind(&mut self) {
+        // A reply over the next, before it is sent there, is a lie.
+        self.is_sent = false;
         if matches!(self.job.request.op, Op::Write { .. } | Op::WriteZeroes { .. }) {
             (self.done, self.is_flushing) = (0, false);
         }

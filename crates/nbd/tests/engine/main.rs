@@ -3,6 +3,8 @@
 mod connected;
 mod lies;
 mod outages;
+#[path = "../../../event-loop/tests/refuse/mod.rs"]
+mod refuse;
 mod requests;
 mod rig;
 mod server;

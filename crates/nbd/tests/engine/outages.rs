@@ -312,6 +312,38 @@ fn a_server_that_says_nothing_is_left_when_nobody_waits_for_it_any_more() {
 }
 
 #[test]
+fn a_reply_over_another_connection_to_what_was_not_asked_there_yet_is_a_lie() {
+    let (mut rig, mut peer, server) = connected(Says::default());
+    // One that is copied, and one that is received where it is to go.
+    let ids = [rig.read(0, 512), rig.read(0, 64 << 10)];
+    rig.submit();
+    let requests = [peer.request().0, peer.request().0];
+    drop(peer);
+    // Until the end is seen, and everything waits for another.
+    while rig.engines.deadline().is_none() {
+        rig.turn(HANGS);
+    }
+    let mut lies = requests.map(|request| {
+        let mut next = server.accept(Says::default());
+        next.data(&request, &vec![6; request.length as usize]);
+        rig.turn(HANGS);
+        next
+    });
+    let next = std::thread::spawn(move || {
+        let mut next = server.accept(Says::default());
+        for _ in 0..2 {
+            let (request, _) = next.request();
+            next.data(&request, &vec![5; request.length as usize]);
+        }
+        (next, server)
+    });
+    assert_eq!(rig.wait(ids[0]), (Ok(()), vec![5; 512]));
+    assert_eq!(rig.wait(ids[1]), (Ok(()), vec![5; 64 << 10]));
+    next.join().unwrap();
+    assert!(lies.iter_mut().all(Peer::is_left));
+}
+
+#[test]
 fn the_end_of_a_connection_is_seen_behind_its_last_reply() {
     let (mut rig, mut peer, server) = connected(Says::default());
     let ids = [rig.read(0, 512), rig.read(512, 512)];

@@ -7,6 +7,7 @@ use egret_disk::Disk;
 use egret_nbd::Target;
 use egret_nbd::protocol::{command, export_flag};
 
+use crate::refuse::refuse;
 use crate::rig::{Rig, open};
 use crate::server::{Peer, Says, Server};
 
@@ -178,6 +179,33 @@ fn what_a_disk_has_grown_by_is_asked_for_over_connections_that_know_of_it() {
         assert_eq!(old.request().0.command, command::DISCONNECT);
         assert!(old.is_left());
     }
+}
+
+#[test]
+fn a_better_connection_that_cannot_be_watched_has_what_waits_for_it_wait_on() {
+    let server = Server::new();
+    let (disk, mut peer) = opened(&server, Says::default(), server.target(60_000));
+    let disk = disk.unwrap();
+    let mut rig = Rig::new(&disk).unwrap();
+    let before = rig.write(0, &[1; 512]);
+    rig.submit();
+    let (request, _) = peer.request();
+    let _grown = std::thread::scope(|scope| {
+        let size = scope.spawn(|| disk.refresh_size().unwrap());
+        let grown = server.accept(Says { size: 2 << 20, ..Says::default() });
+        assert_eq!(size.join().unwrap(), 2 << 20);
+        grown
+    });
+    let after = rig.write(3 << 19, &[2; 512]);
+    // It is there.
+    rig.turn(Duration::ZERO);
+    // As `fs.epoll.max_user_watches` has it.
+    refuse(libc::SYS_epoll_ctl, libc::ENOSPC);
+    peer.done(&request);
+    assert_eq!(rig.wait(before).0, Ok(()));
+    rig.turn(Duration::ZERO);
+    assert!(peer.is_left());
+    assert!(!rig.is_done(after), "it waits for the reconnect-delay");
 }
 
 #[test]
