@@ -28,6 +28,7 @@ use crate::remote::RemoteDisk;
 use crate::request::Op;
 use crate::syncs::Syncs;
 use crate::throttle::{Direction, Throttle, ThrottleGroup};
+pub use predecessor::Loss;
 use predecessor::Predecessor;
 
 pub use active::{Active, Standing};

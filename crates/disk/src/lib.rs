@@ -61,7 +61,7 @@ mod sync {
 }
 
 pub use blkdebug::{DebugRules, InjectError, SetState};
-pub use disk::{Active, Disk, Extent, Image, Standing};
+pub use disk::{Active, Disk, Extent, Image, Loss, Standing};
 pub use engine::{Engine, Pinning};
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};

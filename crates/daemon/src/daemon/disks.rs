@@ -114,6 +114,7 @@ impl Daemon {
         let disks = &self.disks;
         self.held.retain(|name, _| disks.contains_key(name));
         self.unwritten.retain(|name, _| disks.contains_key(name));
+        self.losses.retain(|name, _| wanted.contains(&name.as_str()));
         for name in wanted {
             let Some(disk) = config.disk(name) else { continue };
             let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
@@ -138,11 +139,14 @@ impl Daemon {
                     }
                     (_, None) => self.calls.make_stable(name, disk)?,
                 }
+                // This is no reopening that anybody has asked for, so it lifts nothing.
+                self.losses.extend(disk.loss().map(|loss| (name.to_owned(), loss)));
                 // The locks of one that is open would be in the way of the other.
                 self.disks.remove(name);
                 self.held.remove(name);
             }
             let disk = self.open_image(&wanted, None)?;
+            self.losses.remove(name).into_iter().for_each(|loss| disk.lose(loss));
             self.disks.insert(name.to_owned(), disk);
         }
         Ok(())

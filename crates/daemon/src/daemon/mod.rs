@@ -44,7 +44,7 @@ mod view;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use egret_disk::{Active, Disk, ThrottleGroup};
+use egret_disk::{Active, Disk, Loss, ThrottleGroup};
 use egret_export::NbdServer;
 use egret_polling::trace::Trace;
 use egret_vocabulary::Config;
@@ -84,6 +84,8 @@ pub struct Daemon {
     held: BTreeMap<String, Active>,
     /// The disks that units which are gone have left active, because they could not be written out; each is one of `disks`.
     unwritten: BTreeMap<String, Active>,
+    /// What images have lost that are about to be opened otherwise, by blockdev.
+    losses: BTreeMap<String, Loss>,
     /// By blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     /// By blockdev: more than one where its exports look different.
@@ -124,6 +126,7 @@ impl Daemon {
             disks: BTreeMap::new(),
             held: BTreeMap::new(),
             unwritten: BTreeMap::new(),
+            losses: BTreeMap::new(),
             registry: Arc::default(),
             throttle_groups: BTreeMap::new(),
             units: BTreeMap::new(),

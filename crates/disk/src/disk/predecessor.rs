@@ -43,17 +43,36 @@ struct Owed {
     was_lost: bool,
 }
 
+/// That writes are lost, for another disk of the same image.
+#[derive(Clone, Copy, Debug)]
+pub struct Loss {
+    errno: Errno,
+    is_untold: bool,
+}
+
 impl Disk {
+    /// What it has [lost](Self::has_lost_writes), if anything.
+    pub fn loss(&self) -> Option<Loss> {
+        let is_untold = self.predecessor.is_untold.load(Ordering::Acquire);
+        self.syncs.lost().map(|errno| Loss { errno, is_untold })
+    }
+
+    /// Has lost what another disk of the same image had. To be called before anything is written through this one, and before
+    /// it is attached to engines.
+    pub fn lose(&self, Loss { errno, is_untold }: Loss) {
+        if is_untold {
+            self.keep_untold();
+        }
+        self.syncs.lose(errno);
+    }
+
     /// Takes over what `old` has not made stable. To be called before anything is written through this disk, and before it is
     /// attached to engines. What a flush of `old` has told of is known, and does not count here.
     pub fn follow(&self, old: &Arc<Self>) {
         let Predecessor { is_owed, disk, .. } = &self.predecessor;
-        let lost = old.syncs.lost();
-        if let Some(errno) = lost
-            && old.predecessor.is_untold.load(Ordering::Acquire)
-        {
-            self.keep_untold();
-            self.syncs.lose(errno);
+        let lost = old.loss();
+        if let Some(loss) = lost.filter(|loss| loss.is_untold) {
+            self.lose(loss);
         }
         if old.predecessor.is_owed.load(Ordering::Acquire) || old.leaves_behind(self.ignores_flushes()) {
             let owed = Owed { disk: Arc::clone(old), was_lost: lost.is_some() };
