@@ -15,7 +15,6 @@ use support::await_that;
 use support::disk::Disk;
 use support::guest::*;
 use support::neighbour::Neighbour;
-use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 use support::wire::*;
@@ -204,11 +203,7 @@ fn more_regions_than_slots_are_refused() {
 
 #[test]
 fn descriptors_sent_for_nothing_are_closed() {
-    let scratch = Scratch::new();
-    let (image, monitor) = (scratch.image("victim", MIB), scratch.path("qmp"));
-    let mut scene = Scene::open_with(scratch, |options| options.monitor("m", &monitor).disk("d0", &image, ""));
-    // By then the daemon has opened all that it opens by itself, which exports do not wait for.
-    let _qmp = Qmp::connect(&monitor);
+    let mut scene = Scene::open();
     scene.neighbour.await_progress();
     let before = scene.server.descriptors();
     scene.survives("60 descriptors with the wrong message", |socket, _| {

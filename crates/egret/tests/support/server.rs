@@ -1,9 +1,10 @@
 //! A storage daemon as a child process: egret, or a peer that takes the same options.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -225,9 +226,42 @@ impl Drop for Reaped {
     }
 }
 
+const NOTIFY: &str = "NOTIFY_SOCKET";
+
+/// Plays the service manager that started the daemon.
+struct Manager {
+    socket: UnixDatagram,
+    place: tempfile::TempDir,
+}
+
+impl Manager {
+    /// Of a program that tells nobody else, and can tell.
+    fn of(program: &Program) -> Option<Self> {
+        if !program.ours || program.variables.iter().any(|(name, _)| *name == NOTIFY) {
+            return None;
+        }
+        let place = tempfile::tempdir().expect("a directory for a socket");
+        let path = place.path().join("notify");
+        let socket = UnixDatagram::bind(&path).expect("our own directory");
+        socket.set_nonblocking(true).expect("a socket");
+        // Whoever the daemon runs as.
+        for (path, mode) in [(place.path(), 0o755), (&path, 0o777)] {
+            fs::set_permissions(path, Permissions::from_mode(mode)).expect("our own");
+        }
+        Some(Self { socket, place })
+    }
+
+    fn hears_that_it_serves(&self) -> bool {
+        let mut text = [0; 64];
+        self.socket.recv(&mut text).is_ok() && text.starts_with(b"READY=1")
+    }
+}
+
 /// A running daemon; killed and reaped when dropped.
 pub struct Server {
     process: Reaped,
+    /// There for as long as the daemon may have something to tell.
+    manager: Option<Manager>,
     reader: Option<JoinHandle<()>>,
     log: Arc<Mutex<Vec<String>>>,
 }
@@ -238,7 +272,7 @@ impl Server {
     /// # Panics
     /// When the daemon exits instead, with what it said.
     pub fn start(program: &Program, options: &Options) -> Self {
-        let mut child = program.command().args(&options.words).spawn().expect("the daemon's program starts");
+        let (manager, mut child) = Self::spawn(program, options, Stdio::piped());
         let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = Arc::clone(&log);
@@ -247,7 +281,7 @@ impl Server {
                 lines.lock().expect("no reader panics").push(line);
             }
         });
-        let mut server = Self { process: Reaped(child), reader: Some(reader), log };
+        let mut server = Self { process: Reaped(child), manager, reader: Some(reader), log };
         if !server.listens(options) {
             server.await_end();
             panic!("the daemon ended and said {:?}", server.log());
@@ -260,16 +294,26 @@ impl Server {
     /// # Panics
     /// When the daemon exits instead.
     pub fn start_logging_to(stderr: impl Into<Stdio>, program: &Program, options: &Options) -> Self {
-        let child = program.command().args(&options.words).stderr(stderr).spawn();
-        let process = Reaped(child.expect("the daemon's program starts"));
-        let mut server = Self { process, reader: None, log: Arc::default() };
+        let (manager, child) = Self::spawn(program, options, stderr.into());
+        let mut server = Self { process: Reaped(child), manager, reader: None, log: Arc::default() };
         assert!(server.listens(options), "the daemon listens");
         server
     }
 
-    /// Waits until every export listens; false if the process ends instead.
+    fn spawn(program: &Program, options: &Options, stderr: Stdio) -> (Option<Manager>, Child) {
+        let manager = Manager::of(program);
+        let mut command = program.command();
+        command.envs(manager.iter().map(|manager| (NOTIFY, manager.place.path().join("notify"))));
+        let child = command.args(&options.words).stderr(stderr).spawn();
+        (manager, child.expect("the daemon's program starts"))
+    }
+
+    /// Waits until every export listens, and egret has opened all that it opens by itself; false if the process ends instead.
     fn listens(&mut self, options: &Options) -> bool {
         await_that("the daemon to listen or to end", || are_listening(&options.sockets) || !self.is_alive());
+        await_that("the daemon to serve or to end", || {
+            self.manager.as_ref().is_none_or(Manager::hears_that_it_serves) || !self.is_alive()
+        });
         self.is_alive()
     }
 
