@@ -2,10 +2,10 @@
 //!
 //! A unit without a [`Keeper`] forgets its reservations with the power, and says so. With one, a change becomes a table of
 //! its own, goes to the keeper, and takes effect when it is stored: what initiators are told has happened has outlasted the
-//! power already. Changes are stored one at a time, in the order in which their commands came: who is to be fenced cannot keep
-//! that off by changes of its own.
+//! power already. Changes are stored one at a time. Nexuses have their turns, and each one's changes are stored in the order
+//! in which their commands came: who is to be fenced cannot keep that off by changes of its own, however many of them wait.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
@@ -51,8 +51,9 @@ pub(crate) struct Keeping {
     pub(crate) keeper: Option<Arc<dyn Keeper>>,
     /// Whether a change is being stored.
     pub(crate) busy: bool,
-    /// The commands that wait for that, the oldest first, and a number for the next.
-    line: VecDeque<u64>,
+    /// The commands that wait for that: those of each nexus that has any, and the nexuses in the order of their turns. And a
+    /// number for the next command.
+    line: VecDeque<(NexusId, BTreeSet<u64>)>,
     next: u64,
     /// Of the queues in which they wait.
     waiting: Vec<Waker>,
@@ -68,36 +69,63 @@ impl Keeping {
         !self.busy && self.line.is_empty()
     }
 
-    /// Whether it is the turn of who holds this, as always where nothing is stored; otherwise that holds a place from then on,
-    /// and `waker` is woken when it is worth another try.
-    pub(crate) fn has_turn(&mut self, hold: &mut Hold, waker: &Waker) -> bool {
+    /// Whether it is the turn of who holds this, a command of `nexus`, as always where nothing is stored; otherwise that holds
+    /// a place from then on, and `waker` is woken when it is worth another try.
+    pub(crate) fn has_turn(&mut self, hold: &mut Hold, nexus: NexusId, waker: &Waker) -> bool {
         if self.keeper.is_none() {
             return true;
         }
         let Hold::Turn(turn) = *hold else {
-            self.line.push_back(self.next);
-            *hold = Hold::Turn(self.next);
-            self.next += 1;
-            return self.has_turn(hold, waker);
+            *hold = Hold::Turn(self.line_up(nexus));
+            return self.has_turn(hold, nexus, waker);
         };
-        let has_turn = !self.busy && self.line.front() == Some(&turn);
+        let has_turn = !self.busy && self.first() == Some(turn);
         if !has_turn {
             self.wait(waker);
         }
         has_turn
     }
 
+    fn line_up(&mut self, nexus: NexusId) -> u64 {
+        let turn = self.next;
+        self.next += 1;
+        match self.line.iter_mut().find(|(other, _)| *other == nexus) {
+            Some((_, turns)) => _ = turns.insert(turn),
+            None => self.line.push_back((nexus, BTreeSet::from([turn]))),
+        }
+        turn
+    }
+
+    fn first(&self) -> Option<u64> {
+        self.line.front().and_then(|(_, turns)| turns.first().copied())
+    }
+
     /// Gives a place up. Returns who is to be woken.
     pub(crate) fn leave(&mut self, turn: u64) -> Vec<Waker> {
-        self.line.retain(|other| *other != turn);
-        std::mem::take(&mut self.waiting)
+        // Behind the first nobody has waited for it.
+        if self.step_out(turn) { std::mem::take(&mut self.waiting) } else { Vec::new() }
     }
 
     /// Whoever has the turn has something stored.
     pub(crate) fn begin(&mut self, waker: &Waker) {
-        self.line.pop_front();
+        if let Some(first) = self.first() {
+            self.step_out(first);
+        }
         self.busy = true;
         self.wait(waker);
+    }
+
+    /// Takes a command out of the line. Whether it was the first: then its nexus has had its turn, whatever came of it.
+    fn step_out(&mut self, turn: u64) -> bool {
+        let was_first = self.first() == Some(turn);
+        for (_, turns) in &mut self.line {
+            turns.remove(&turn);
+        }
+        if was_first {
+            self.line.rotate_left(1);
+        }
+        self.line.retain(|(_, turns)| !turns.is_empty());
+        was_first
     }
 
     pub(crate) fn wait(&mut self, waker: &Waker) {

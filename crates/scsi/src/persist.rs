@@ -147,7 +147,7 @@ impl LogicalUnit {
                 }
             }
         }
-        if !state.keeping.has_turn(hold, waker) {
+        if !state.keeping.has_turn(hold, nexus, waker) {
             return None;
         }
         if state.reservations.is_unit_reserved() {

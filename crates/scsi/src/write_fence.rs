@@ -29,9 +29,11 @@
 //!
 //! `tests/write_fence.rs` walks through the interleavings with loom.
 //!
-//! A wake does not promise success. One waker stands for all commands that wait in one queue, and all of them are retried.
+//! A wake does not promise success. One waker stands for all commands that wait in one queue, and all of them are retried. So
+//! that their number is what this costs and not its square, who waits in the line knows how far it has looked through those
+//! before it: nobody ever comes in between, so it looks at each of them once, but for the one that is in its way.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::task::Waker;
@@ -41,6 +43,9 @@ use crate::sync::{AtomicU32, AtomicUsize, LANES, Mutex, MutexGuard, Ordering};
 /// The most locks at a time. While there are any, every change of the medium searches all of them, so that their number is a
 /// cost to the other initiators of the unit. The last one is for who has waited longest.
 pub(crate) const LOCKS: usize = 256;
+
+/// How many of those before it in the line who waits looks at in one try: what a try may cost those who wait for the book.
+pub(crate) const LOOKS: usize = 256;
 
 /// The most wakers that are kept. A queue in which no command waits any more leaves its waker behind.
 pub(crate) const WAKERS: usize = 1024;
@@ -82,8 +87,8 @@ impl Default for WriteFence {
 pub(crate) struct Book {
     last: Ticket,
     pub(crate) locks: Vec<(Ticket, Range<u64>)>,
-    /// Those who wait for a lock, or for one to go, the oldest first.
-    line: VecDeque<(Ticket, Range<u64>)>,
+    /// Those who wait for a lock, or for one to go, by their places.
+    line: BTreeMap<Ticket, Waiter>,
     /// The last ticket that there was when newcomers were sent to the other half.
     turned: Ticket,
     /// Tickets up to this one wait for nobody within any more.
@@ -92,6 +97,13 @@ pub(crate) struct Book {
     pub(crate) waiting: Vec<Waker>,
     /// Likewise for a half to empty.
     draining: Vec<Waker>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    range: Range<u64>,
+    /// Of those before it, nobody whose place is before this one wants some of it.
+    seen: Ticket,
 }
 
 /// Where a command that has entered is counted.
@@ -153,32 +165,34 @@ impl WriteFence {
     /// [from there](Self::lock_in_turn). Those who were within already still are: [`drained`](Self::drained) says when they
     /// have left.
     pub(crate) fn lock(&self, range: Range<u64>, waker: &Waker) -> Result<Ticket, Ticket> {
-        let place = self.line_up(range);
-        self.lock_in_turn(place, waker).ok_or(place)
+        let mut book = self.book();
+        let place = book.ticket();
+        self.lock_from(&mut book, place, Waiter::new(range), waker).ok_or(place)
     }
 
     /// A place for who waits, also [to enter](Self::enter): nobody who comes later locks some of `range` before it is released.
     pub(crate) fn line_up(&self, range: Range<u64>) -> Ticket {
         let mut book = self.book();
         let place = book.ticket();
-        book.line.push_back((place, range));
+        book.line.insert(place, Waiter::new(range));
         place
     }
 
     /// As [`lock`](Self::lock), for who has a place: who came later is behind it.
     pub(crate) fn lock_in_turn(&self, place: Ticket, waker: &Waker) -> Option<Ticket> {
         let mut book = self.book();
-        let at = book.line.partition_point(|(other, _)| *other < place);
-        let range = book.line[at].1.clone();
-        let room = if at == 0 { LOCKS } else { LOCKS - 1 };
-        let mut first = book.locks.iter().chain(book.line.range(..at));
-        if book.locks.len() >= room || first.any(|(_, other)| overlap(&range, other)) {
-            wait(&mut book.waiting, waker);
+        let waiter = book.line.remove(&place).expect("who has a place is in the line");
+        self.lock_from(&mut book, place, waiter, waker)
+    }
+
+    /// Locks, or has the waiter take its place.
+    fn lock_from(&self, book: &mut Book, place: Ticket, mut waiter: Waiter, waker: &Waker) -> Option<Ticket> {
+        if !book.is_free(place, &mut waiter, waker) {
+            book.line.insert(place, waiter);
             return None;
         }
-        book.line.remove(at);
         let ticket = book.ticket();
-        book.locks.push((ticket, range));
+        book.locks.push((ticket, waiter.range));
         self.locked.fetch_add(1, Ordering::SeqCst);
         Some(ticket)
     }
@@ -240,9 +254,7 @@ impl WriteFence {
             book.locks.swap_remove(at);
             self.locked.fetch_sub(1, Ordering::SeqCst);
         }
-        if let Ok(at) = book.line.binary_search_by_key(&ticket, |(other, _)| *other) {
-            book.line.remove(at);
-        } else if book.drained < ticket {
+        if book.line.remove(&ticket).is_none() && book.drained < ticket {
             // It may be the only one that waits.
             self.end_drain(&mut book);
         }
@@ -269,6 +281,12 @@ fn wait(wakers: &mut Vec<Waker>, waker: &Waker) {
     wakers.push(waker.clone());
 }
 
+impl Waiter {
+    fn new(range: Range<u64>) -> Self {
+        Self { range, seen: Ticket::default() }
+    }
+}
+
 impl Book {
     fn ticket(&mut self) -> Ticket {
         self.last.0 += 1;
@@ -282,5 +300,25 @@ impl Book {
             wait(&mut self.waiting, waker);
         }
         !overlaps
+    }
+
+    /// Whether the waiter, who is not in the line now, may lock from its place; if not, `waker` is woken when it is worth
+    /// another try.
+    fn is_free(&mut self, place: Ticket, waiter: &mut Waiter, waker: &Waker) -> bool {
+        let is_first = self.line.first_key_value().is_none_or(|(other, _)| *other > place);
+        let room = if is_first { LOCKS } else { LOCKS - 1 };
+        let overlaps = |other: &Range<u64>| overlap(&waiter.range, other);
+        let mut before = self.line.range(waiter.seen..place);
+        let in_its_way = before.by_ref().take(LOOKS).find(|(_, other)| overlaps(&other.range));
+        let next = in_its_way.or_else(|| before.next());
+        let is_free = next.is_none() && self.locks.len() < room && !self.locks.iter().any(|(_, other)| overlaps(other));
+        waiter.seen = next.map_or(place, |(other, _)| *other);
+        if next.is_some() && in_its_way.is_none() {
+            // It goes on from there when others have had their turns.
+            waker.wake_by_ref();
+        } else if !is_free {
+            wait(&mut self.waiting, waker);
+        }
+        is_free
     }
 }

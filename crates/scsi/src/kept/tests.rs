@@ -127,30 +127,65 @@ fn changes_are_stored_one_at_a_time_and_the_second_knows_the_first() {
     assert_eq!(kept.retry(&b, &mut second), Step::good(24));
 }
 
-/// As by one who is to be preempted, and has always two of its own under way.
+/// As by one who is to be preempted, and has always some of its own under way.
 #[test]
-fn changes_are_stored_in_the_order_in_which_they_came_whoever_is_tried_first() {
+fn nexuses_have_their_turns_and_each_one_s_changes_are_stored_in_the_order_in_which_they_came_whoever_is_tried_first() {
     let kept = Kept::new(&Registered::default());
     let (a, b) = (kept.rig.nexus.clone(), kept.rig.other(2));
-    let mut waiting: Vec<_> = [(&b, 1), (&b, 2), (&a, 3), (&b, 4)]
+    let mut waiting: Vec<_> = [(&b, 1), (&b, 2), (&b, 3), (&a, 4), (&b, 5)]
         .into_iter()
         .map(|(nexus, key)| {
             let mut command = Command::new();
             assert_eq!(kept.begin(nexus, &mut command, REGISTER_AND_IGNORE, [0, key], 0), Step::Wait);
-            (nexus, command)
+            (nexus, key, command)
         })
         .collect();
-    for expected in
-        [vec![(b.id(), 1)], vec![(b.id(), 2)], vec![(b.id(), 2), (a.id(), 3)], vec![(b.id(), 4), (a.id(), 3)]]
-    {
+    let (of_a, of_b) = (|key| (a.id(), key), |key| (b.id(), key));
+    for (stored, expected) in [
+        (1, vec![of_b(1)]),
+        (2, vec![of_b(2)]),
+        (4, vec![of_b(2), of_a(4)]),
+        (3, vec![of_b(3), of_a(4)]),
+        (5, vec![of_b(5), of_a(4)]),
+    ] {
         let (table, change) = kept.shelf.take();
         assert_eq!(table.registrations, expected);
         kept.woken.take();
         change.is_stored();
         assert_eq!(kept.woken.take(), 1);
-        let done: Vec<_> = waiting.iter_mut().rev().map(|(nexus, command)| kept.retry(nexus, command)).collect();
-        assert_eq!(done.iter().position(|step| *step == Step::good(24)), Some(done.len() - 1), "the oldest alone");
-        waiting.remove(0);
+        waiting.reverse();
+        let ended = waiting.extract_if(.., |(nexus, _, command)| kept.retry(nexus, command) == Step::good(24));
+        assert_eq!(ended.map(|(_, key, _)| key).collect::<Vec<_>>(), [stored]);
+    }
+}
+
+#[test]
+fn who_is_refused_or_aborted_when_it_is_its_turn_has_had_it() {
+    let kept = Kept::new(&Registered::default());
+    let (a, b) = (kept.rig.nexus.clone(), kept.rig.other(2));
+    let conflict = Step::refused(Status::ReservationConflict, None);
+    for is_aborted in [false, true] {
+        let [mut stored, mut first, mut second, mut third, mut other] = [(); 5].map(|()| Command::new());
+        assert_eq!(kept.begin(&b, &mut stored, REGISTER_AND_IGNORE, [0, 2], 0), Step::Wait);
+        for command in [&mut first, &mut second, &mut third] {
+            assert_eq!(kept.begin(&b, command, CLEAR, [7, 0], 0), Step::Wait);
+        }
+        assert_eq!(kept.begin(&a, &mut other, REGISTER_AND_IGNORE, [0, 1], 0), Step::Wait);
+        kept.shelf.take().1.is_stored();
+        assert_eq!(kept.retry(&b, &mut stored), Step::good(24));
+        assert_eq!(kept.retry(&b, &mut third), Step::Wait);
+        kept.woken.take();
+        kept.rig.unit.abort(&mut second);
+        assert_eq!(kept.woken.take(), 0, "nobody has waited for it");
+        if is_aborted {
+            kept.rig.unit.abort(&mut first);
+        } else {
+            assert_eq!(kept.retry(&b, &mut first), conflict);
+        }
+        assert_eq!((kept.woken.take(), kept.retry(&b, &mut third)), (1, Step::Wait));
+        assert_eq!(kept.retry(&a, &mut other), Step::Wait);
+        kept.shelf.take().1.is_stored();
+        assert_eq!([kept.retry(&a, &mut other), kept.retry(&b, &mut third)], [Step::good(24), conflict]);
     }
 }
 

@@ -174,6 +174,30 @@ fn who_waits_for_a_lock_has_it_before_whoever_wants_some_of_it_later_and_keeps_o
     assert!(a.take() == 1 && fence.lock_in_turn(goes_on, &waker_a).is_some());
 }
 
+#[test]
+fn who_waits_behind_many_looks_at_some_of_them_a_time_and_never_again_at_those_who_are_not_in_its_way() {
+    let (fence, [(a, waker_a), (b, waker_b)]) = (WriteFence::default(), places());
+    let [_held, elsewhere] = [0..1, 7..8].map(|range| fence.lock(range, Waker::noop()).unwrap());
+    let many: Vec<_> = (0..3 * LOOKS).map(|_| fence.lock(0..1, &waker_b).unwrap_err()).collect();
+    let spans = fence.lock(0..2, &waker_b).unwrap_err();
+    assert_eq!(b.take(), 0, "the first that they look at is in their way");
+    let waits = fence.lock(1..2, &waker_a).unwrap_err();
+    for _ in 0..3 {
+        assert_eq!(a.take(), 1, "it has not looked at all of them");
+        assert!(fence.lock_in_turn(waits, &waker_a).is_none());
+    }
+    assert_eq!(a.take(), 0, "it has found who is in its way");
+    // Whatever it is woken for, it looks at the one that it has found, and so do the others.
+    fence.release(elsewhere);
+    assert_eq!((a.take(), b.take()), (1, 1));
+    assert!(fence.lock_in_turn(waits, &waker_a).is_none());
+    assert!(many.iter().all(|place| fence.lock_in_turn(*place, &waker_b).is_none()));
+    assert_eq!((a.take(), b.take()), (0, 0));
+    fence.release(spans);
+    assert_eq!((a.take(), b.take()), (1, 1));
+    assert!(fence.lock_in_turn(waits, &waker_a).is_some(), "nobody else wants some of it");
+}
+
 /// Threads that sleep until they are woken: one that is forgotten ends the test.
 #[test]
 fn nobody_who_waits_is_forgotten_whoever_leaves_meanwhile() {

@@ -19,7 +19,7 @@ use virtio_bindings::bindings::virtio_scsi::{
 use super::address::Addressed;
 use super::luns::View;
 use super::tasks::{Abort, Function, Inbox};
-use super::waiting::{Bell, Needy, Scratch};
+use super::waiting::{Bell, Needy, Scratch, Waiting};
 use super::{Scsi, config};
 use crate::model::{Completed, DiskKey, Malformed, Next, RequestModel, RequestType, Status, keep};
 
@@ -36,6 +36,10 @@ const REPORT_LUNS: u8 = 0xa0;
 
 /// How many functions a queue looks through its commands for in one turn.
 pub(super) const FUNCTIONS_A_TURN: usize = 4;
+
+/// How many commands that wait for overlapping ones are tried again in one turn: a try looks at all locks of the unit, and at
+/// some of those who wait there.
+pub(super) const TRIES_A_TURN: usize = 128;
 
 /// The longest lists of a chain's iovecs that a slot keeps.
 const KEEP_SLOT_IOVECS: usize = 8;
@@ -152,11 +156,11 @@ pub struct ScsiQueue {
     due: Vec<Arc<Function>>,
     /// Some command is to be aborted, and may be waiting.
     ends: bool,
-    /// Commands that wait for overlapping ones, the oldest first; and what is rung when they are worth another try.
-    waiting: VecDeque<RequestToken>,
-    /// Likewise of those that were suspended, with the requests that they are to go on with.
-    readmitted: VecDeque<(DiskKey, Request<Buffers>)>,
+    /// Commands that wait for overlapping ones, the next to be tried again first; and what is rung when they are worth that.
+    waiting: VecDeque<Waiting>,
     bell: Arc<Bell>,
+    /// How many of them have not been tried since.
+    untried: usize,
     /// The bell's.
     waker: Waker,
     scratch: Scratch,
@@ -181,9 +185,9 @@ impl ScsiQueue {
             due: Vec::new(),
             ends: false,
             waiting: VecDeque::new(),
-            readmitted: VecDeque::new(),
             waker: Arc::clone(&bell).into(),
             bell,
+            untried: 0,
             scratch: Scratch::new(scsi.config.num_queues),
             scsi,
         }
@@ -297,7 +301,7 @@ impl ScsiQueue {
             }
             Step::Disk(op) => Next::Submit(self.view.lun(unit).disk, self.request(memory, token, op)),
             Step::Wait => {
-                self.waiting.push_back(token);
+                self.waiting.push_back(Waiting::Begun(token));
                 Next::Wait
             }
             Step::Done(done) => {
@@ -541,7 +545,7 @@ impl RequestModel for ScsiQueue {
                 Next::Submit(key, request)
             }
             Some(Step::Wait) => {
-                self.readmitted.push_back((key, request));
+                self.waiting.push_back(Waiting::Readmitted(Box::new((key, request))));
                 Next::Wait
             }
             Some(step) => {
@@ -585,23 +589,10 @@ impl RequestModel for ScsiQueue {
         self.open_inbox();
         // Reset before the commands are retried, so that a ring during the retries wakes the queue again.
         if self.bell.rung.swap(false, Ordering::Acquire) {
-            for (key, request) in mem::take(&mut self.readmitted) {
-                let next = self.readmit(memory, key, request);
-                if !matches!(next, Next::Wait) {
-                    into.push(next);
-                }
-            }
-            for _ in 0..self.waiting.len() {
-                let Some(token) = self.waiting.pop_front() else { break };
-                let unit = self.unit_of(token.slot());
-                let slot = &mut self.slots[usize::from(token.slot())];
-                let lun = self.view.lun(unit);
-                let step = lun.unit.retry(&mut slot.command, &lun.nexus, &self.waker);
-                let next = self.proceed(memory, token, unit, step);
-                if !matches!(next, Next::Wait) {
-                    into.push(next);
-                }
-            }
+            self.untried = self.waiting.len();
+        }
+        if self.untried > 0 {
+            self.try_again(memory, into);
         }
         while let Some(next) = self.next_with_scratch(memory) {
             into.push(next);
@@ -619,7 +610,7 @@ impl RequestModel for ScsiQueue {
     }
 
     fn waiting(&self) -> usize {
-        self.waiting.len() + self.readmitted.len() + self.scratch.waiting.len()
+        self.waiting.len() + self.scratch.waiting.len()
     }
 
     fn is_aborted(&self, head: u16) -> bool {
@@ -632,7 +623,6 @@ impl RequestModel for ScsiQueue {
         self.apply_functions();
         self.due.clear();
         self.waiting.clear();
-        self.readmitted.clear();
         self.scratch.waiting.clear();
         for slot in &mut self.slots {
             let Some(unit) = slot.unit.take() else { continue };
@@ -658,6 +648,34 @@ impl ScsiQueue {
         if more {
             self.bell.queue.wake_by_ref();
         }
+    }
+
+    /// Tries commands again that wait for overlapping ones, a limited number each turn.
+    #[cold]
+    fn try_again(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
+        // Some may have been aborted meanwhile.
+        self.untried = self.untried.min(self.waiting.len());
+        for _ in 0..self.untried.min(TRIES_A_TURN) {
+            let Some(waiting) = self.waiting.pop_front() else { break };
+            self.untried -= 1;
+            let next = match waiting {
+                Waiting::Begun(token) => self.retry(memory, token),
+                Waiting::Readmitted(readmitted) => self.readmit(memory, readmitted.0, readmitted.1),
+            };
+            if !matches!(next, Next::Wait) {
+                into.push(next);
+            }
+        }
+        if self.untried > 0 {
+            self.bell.queue.wake_by_ref();
+        }
+    }
+
+    fn retry(&mut self, memory: &GuestMemory, token: RequestToken) -> Next {
+        let unit = self.unit_of(token.slot());
+        let lun = self.view.lun(unit);
+        let step = lun.unit.retry(&mut self.slots[usize::from(token.slot())].command, &lun.nexus, &self.waker);
+        self.proceed(memory, token, unit, step)
     }
 
     /// Applies functions to the commands that they are about. This happens when the queue has caught up with its driver:
@@ -688,11 +706,9 @@ impl ScsiQueue {
         let slots = &self.slots;
         let ends = |token: &RequestToken| slots[usize::from(token.slot())].ends.is_some();
         let mut ended: Vec<RequestToken> = Vec::new();
-        ended.extend(self.waiting.iter().filter(|token| ends(token)));
+        ended.extend(self.waiting.iter().map(Waiting::token).filter(|token| ends(token)));
         ended.extend(self.scratch.waiting.iter().map(|needy| &needy.token).filter(|token| ends(token)));
-        ended.extend(self.readmitted.iter().map(|(_, request)| &request.token).filter(|token| ends(token)));
-        self.waiting.retain(|token| !ends(token));
-        self.readmitted.retain(|(_, request)| !ends(&request.token));
+        self.waiting.retain(|waiting| !ends(waiting.token()));
         self.scratch.waiting.retain(|needy| !ends(&needy.token));
         for token in ended {
             let head = token.slot();

@@ -19,6 +19,7 @@ use egret_vring::ring::{Chain, DriverConfig, Piece};
 use egret_vring::testing::{DATA, Guest, piece};
 use rustix::io::Errno;
 
+use super::queue::TRIES_A_TURN;
 use super::*;
 use crate::{Completed, Malformed, Next};
 
@@ -94,7 +95,11 @@ struct Told {
 
 impl Line {
     fn new(scsi: &Arc<Scsi>, index: u16) -> Self {
-        let guest = Guest::new(DriverConfig { size: 64, packed: false, event_idx: false, indirect: None, base: 0 });
+        Self::of_size(scsi, index, 64)
+    }
+
+    fn of_size(scsi: &Arc<Scsi>, index: u16, size: u16) -> Self {
+        let guest = Guest::new(DriverConfig { size, packed: false, event_idx: false, indirect: None, base: 0 });
         let mut model = Arc::clone(scsi).model(index, guest.queue.size());
         let woken = Arc::<Woken>::default();
         model.set_waker(Some(Arc::clone(&woken).into()));
@@ -104,10 +109,14 @@ impl Line {
     /// A request queue whose units have told their news.
     fn requests(scsi: &Arc<Scsi>) -> Self {
         let mut line = Self::new(scsi, 2);
-        for address in scsi.addresses() {
-            while line.done(address, &[0], &[], &[]).status == CHECK_CONDITION {}
-        }
+        line.hear_news(scsi);
         line
+    }
+
+    fn hear_news(&mut self, scsi: &Arc<Scsi>) {
+        for address in scsi.addresses() {
+            while self.done(address, &[0], &[], &[]).status == CHECK_CONDITION {}
+        }
     }
 
     fn offer(&mut self, readable: &[Piece], writable: &[Piece]) -> Result<Next, Malformed> {
@@ -379,8 +388,7 @@ fn a_command_of_several_operations_goes_on_until_it_is_done() {
     let scsi = device();
     let mut line = Line::requests(&scsi);
     line.guest.write(BUFFER, &[0; 1024]);
-    let compare_and_write = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
-    let (_, read) = line.submitted(FIRST, 1, &compare_and_write, &[piece(BUFFER, 1024)], &[]);
+    let (_, read) = line.submitted(FIRST, 1, &compare_and_write(0), &[piece(BUFFER, 1024)], &[]);
     assert_eq!((read.op, read.buffers.len()), (Op::Read, 1));
     // Meanwhile nobody writes to the block.
     assert!(matches!(line.command(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]), Ok(Next::Wait)));
@@ -392,6 +400,56 @@ fn a_command_of_several_operations_goes_on_until_it_is_done() {
     let Next::Submit(_, write) = line.resumed() else { panic!("its turn has come") };
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
     assert_eq!(line.guest.queue.in_flight(), 0);
+}
+
+/// A queue with COMPARE AND WRITEs of these blocks, of which these are the reads, and `count` writes of block 0 that wait.
+fn waiting_writes<const N: usize>(held: [u8; N], count: usize) -> (Line, [Request<Buffers>; N]) {
+    let scsi = device();
+    let mut line = Line::of_size(&scsi, 2, 1024);
+    line.hear_news(&scsi);
+    let held = held.map(|block| line.submitted(FIRST, 1, &compare_and_write(block), &[piece(BUFFER, 1024)], &[]).1);
+    for _ in 0..count {
+        assert!(matches!(line.command(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]), Ok(Next::Wait)));
+    }
+    (line, held)
+}
+
+fn compare_and_write(block: u8) -> [u8; 16] {
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[9], cdb[13]) = (0x89, block, 1);
+    cdb
+}
+
+#[test]
+fn commands_that_wait_are_tried_again_some_a_turn_until_all_have_been() {
+    let (mut line, [held]) = waiting_writes([0], 2 * TRIES_A_TURN + 5);
+    assert!(!line.is_woken());
+    assert_eq!(line.ended(held, Err(Errno::IO)).status, CHECK_CONDITION);
+    let mut turns = Vec::new();
+    while line.is_woken() {
+        let resumed = line.resume();
+        turns.push(resumed.len());
+        for next in resumed {
+            let Next::Submit(_, write) = next else { panic!("nobody is in the way: {next:?}") };
+            assert_eq!(line.ended(write, Ok(())).status, GOOD);
+        }
+    }
+    assert_eq!(turns, [TRIES_A_TURN, TRIES_A_TURN, 5]);
+    assert_eq!(line.guest.queue.in_flight(), 0);
+}
+
+#[test]
+fn each_command_that_waits_has_its_turn_however_often_all_are_woken_meanwhile() {
+    let (mut line, [_held, other, elsewhere, beside]) = waiting_writes([0, 5, 8, 9], 2 * TRIES_A_TURN);
+    assert!(matches!(line.command(FIRST, 2, &write10(5, 1), &[piece(BUFFER, 512)], &[]), Ok(Next::Wait)));
+    line.ended(other, Err(Errno::IO));
+    for wakes_all in [elsewhere, beside] {
+        assert!(line.resume().is_empty(), "these wait in vain");
+        line.ended(wakes_all, Err(Errno::IO));
+    }
+    let Next::Submit(_, write) = line.resumed() else { panic!("nobody is in its way") };
+    assert_eq!(write.offset, 5 * 512);
+    line.ended(write, Ok(()));
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 
-use egret_disk::RequestToken;
+use egret_disk::{Request, RequestToken};
 use egret_scsi::{DiskOp, MAX_SCRATCH};
+use egret_vring::memory::Buffers;
 
 use crate::model::DiskKey;
 
@@ -42,6 +43,22 @@ impl Scratch {
     pub(super) fn next(&mut self) -> Option<Needy> {
         self.free = self.free.checked_sub(self.waiting.front()?.op.len)?;
         self.waiting.pop_front()
+    }
+}
+
+/// A command that waits for overlapping ones.
+pub(super) enum Waiting {
+    Begun(RequestToken),
+    /// It was suspended, and this is the request that it is to go on with. Few ever are.
+    Readmitted(Box<(DiskKey, Request<Buffers>)>),
+}
+
+impl Waiting {
+    pub(super) fn token(&self) -> &RequestToken {
+        match self {
+            Self::Begun(token) => token,
+            Self::Readmitted(readmitted) => &readmitted.1.token,
+        }
     }
 }
 
