@@ -115,13 +115,18 @@ fn a_daemon_that_waits_for_a_disk_before_it_serves_is_ended_by_a_signal() {
         .nbd("d0", &server, "open-timeout=600")
         .export("e0", "d0", &scratch.path("e0"), "")
         .words([format!("--pidfile={}", pidfile.display())]);
-    let mut daemon = Reaped(Program::egret().command().args(options.as_words()).spawn().unwrap());
-    // It has a connection, and hears nothing.
-    let _connection = listener.accept().unwrap();
-    rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), rustix::process::Signal::TERM).unwrap();
-    let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
-    assert_eq!(status.signal(), Some(libc::SIGTERM), "{status}");
-    assert!(!pidfile.exists());
+    // Also one that it was started to ignore.
+    let deaf = Program::egret().after(["sh", "-c", "trap '' HUP; exec \"$0\" \"$@\""]);
+    let signals = [rustix::process::Signal::TERM, rustix::process::Signal::HUP];
+    for (program, signal) in [Program::egret(), deaf].into_iter().zip(signals) {
+        let mut daemon = Reaped(program.command().args(options.as_words()).spawn().unwrap());
+        // It has a connection, and hears nothing.
+        let _connection = listener.accept().unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), signal).unwrap();
+        let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+        assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
+        assert!(!pidfile.exists());
+    }
 }
 
 #[test]
