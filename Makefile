@@ -33,9 +33,10 @@ soak: guest
 	EGRET_MIGRATIONS=$(or $(GUEST_MIGRATIONS),32) $(CARGO) test --locked -p egret --test migration guests:: -- --nocapture
 	$(MAKE) suites tsan soak-at-random
 
-# Whatever may happen to a daemon, one thing after another, for HOURS=1; it ends with a table of what did.
+# Whatever may happen to a daemon, one thing after another, for HOURS=1; it ends with a table of what did. SEED=2 has other
+# things happen.
 soak-at-random:
-	EGRET_SOAK_SECONDS=$$(awk 'BEGIN { print int(3600 * $(or $(HOURS),1)) }') \
+	EGRET_SOAK_SECONDS=$$(awk 'BEGIN { print int(3600 * $(or $(HOURS),1)) }') EGRET_SOAK_SEED=$(or $(SEED),1) \
 	$(CARGO) test --locked -p egret --test soak -- --nocapture
 
 # xfstests and blktests on disks of a guest, where XFSTESTS and BLKTESTS name folders with them, built, and QEMU's own tests of
