@@ -165,6 +165,16 @@ fn every_test_that_a_page_names_is_there() {
 }
 
 #[test]
+fn every_crate_but_that_of_guest_memory_has_its_modules_ask_for_unsafe_code() {
+    let roots = files().into_iter().filter(|path| path.ends_with("src/lib.rs") || path.ends_with("src/main.rs"));
+    let asks = |path: &PathBuf| {
+        ["forbid", "deny"].iter().any(|lint| read(path).contains(&format!("\n#![{lint}(unsafe_code)]\n")))
+    };
+    let others: Vec<_> = roots.filter(|path| !asks(path)).collect();
+    assert_eq!(others, [Path::new("crates/vring/src/lib.rs")]);
+}
+
+#[test]
 fn the_guest_tests_are_those_that_the_readme_and_the_page_of_tests_list() {
     let is_test = |line: &&str| line.starts_with("fn ") && line.contains("() {");
     let mut tests = Vec::new();
