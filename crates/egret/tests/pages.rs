@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// What a reader has, and what the lab, the fuzzer and the compiler write.
-const NOT_OURS: [&str; 9] = [
+const NOT_OURS: [&str; 10] = [
     "cells.csv",
     "cells.jsonl",
+    "egret-report.html",
     "egret.toml",
     "fuzz/artifacts",
     "mine.toml",
