@@ -33,9 +33,10 @@ soak: guest
 	EGRET_MIGRATIONS=$(or $(GUEST_MIGRATIONS),32) $(CARGO) test --locked -p egret --test migration guests:: -- --nocapture
 	$(MAKE) suites tsan soak-at-random
 
-# Whatever may happen to a daemon, one thing after another, for HOURS=1; it ends with a table of what did.
+# Whatever may happen to a daemon, one thing after another, for HOURS=1; it ends with a table of what did. SEED=2 has other
+# things happen.
 soak-at-random:
-	EGRET_SOAK_SECONDS=$$(awk 'BEGIN { print int(3600 * $(or $(HOURS),1)) }') \
+	EGRET_SOAK_SECONDS=$$(awk 'BEGIN { print int(3600 * $(or $(HOURS),1)) }') EGRET_SOAK_SEED=$(or $(SEED),1) \
 	$(CARGO) test --locked -p egret --test soak -- --nocapture
 
 # xfstests and blktests on disks of a guest, where XFSTESTS and BLKTESTS name folders with them, built, and QEMU's own tests of
@@ -71,21 +72,23 @@ test-release: build
 mutants:
 	scripts/mutants $(or $(CRATES),polling event-loop vring disk scsi virtio export)
 
+# BENCH may be of several lines: without `strip` make would run the second as a command of its own.
+
 # egret against qemu-storage-daemon, interleaved, in one run: ratios. BENCH="--quick" shortens it.
 bench: deps build
-	$(CARGO) bench -q --locked -p egret --bench peers -- $(BENCH)
+	$(CARGO) bench -q --locked -p egret --bench peers -- $(strip $(BENCH))
 
 # Polling policies side by side, and against their goals. BENCH="--quick", or BENCH='--only "loop QD1"', shortens it.
 bench-polling: build
-	$(CARGO) bench -q --locked -p egret --bench polling -- $(BENCH)
+	$(CARGO) bench -q --locked -p egret --bench polling -- $(strip $(BENCH))
 
 # How long queues wait when they move, and when their disk is reopened, under load.
 bench-live: build
-	$(CARGO) bench -q --locked -p egret --bench live -- $(BENCH)
+	$(CARGO) bench -q --locked -p egret --bench live -- $(strip $(BENCH))
 
 # What a hostile tenant costs its neighbour on the same I/O thread. BENCH="--quick" shortens it.
 bench-neighbours: build
-	$(CARGO) bench -q --locked -p egret --bench neighbours -- $(BENCH)
+	$(CARGO) bench -q --locked -p egret --bench neighbours -- $(strip $(BENCH))
 
 # What hostile guests and clients can send, made up, for so many minutes each: MINUTES=10, and TARGETS="qmp session".
 fuzz:

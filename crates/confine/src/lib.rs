@@ -15,6 +15,8 @@
 //! is, with the [`Bounds`] that its starter took. Where nothing has begun (a test, the lab, `--sandbox=off`) that does
 //! nothing.
 
+#![forbid(unsafe_code)]
+
 mod bounds;
 mod files;
 mod filter;

@@ -4,6 +4,8 @@
 //! I/O refuses as they are, discards, zeroes. It is straight-line code because it may wait wherever it likes; but not
 //! for long at a time: what is large is run in parts, and between them other disks have their turn.
 
+#![allow(unsafe_code)]
+
 mod bounce;
 mod part;
 mod transfer;

@@ -2,6 +2,8 @@
 //!
 //! All access is [`volatile`]. Nothing here decides anything by what is read except what goes to the guest's own disk.
 
+#![allow(unsafe_code)]
+
 use std::alloc::{self, Layout};
 use std::ptr::NonNull;
 

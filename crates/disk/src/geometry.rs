@@ -1,5 +1,7 @@
 //! What an open image is like: its size, its blocks, how direct I/O wants its memory, what can be discarded.
 
+#![allow(unsafe_code)]
+
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;

@@ -23,6 +23,8 @@
 //! A disk may be in a [`ThrottleGroup`], which limits what its disks do together: requests beyond that wait in front of
 //! triage.
 
+#![deny(unsafe_code)]
+
 mod blkdebug;
 mod block_range_lock;
 #[cfg(test)]

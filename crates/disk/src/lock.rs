@@ -12,6 +12,8 @@
 //! must not come after what the next daemon writes, nor a read into memory that a guest has had back from the next
 //! daemon. So whoever comes next waits a while for locks, and who has them knows that nothing of the kind is left.
 
+#![allow(unsafe_code)]
+
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;

@@ -1,5 +1,7 @@
 //! The command: `egret serve`, `egret bench`, `egret compare`, `egret report`, `egret replay`, `egret config`, `egret ctl`, `egret top`.
 
+#![forbid(unsafe_code)]
+
 mod bench;
 mod cli;
 mod compare;

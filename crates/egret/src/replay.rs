@@ -16,7 +16,7 @@ pub struct Replay {
     #[arg(value_name = "FILE", required_unless_present = "list")]
     pub traces: Vec<String>,
 
-    /// Only these policies [default: all]
+    /// Only these policies [default: all but fixed, whose best has a row of its own]
     #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',', value_parser = policy)]
     pub policies: Vec<PolicyKind>,
     /// Nanoseconds of CPU that one nanosecond of latency is worth (poll-price) [default: 1]

@@ -1,4 +1,4 @@
-//! Checks that are no tests, of `make` and of scripts, where their tool is missing.
+//! Checks that are no tests, of `make` and of scripts, where their tool is missing; and what `make` is told.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -51,5 +51,21 @@ fn a_check_whose_tool_cannot_be_had_says_so_and_fails_where_ci_is_set() {
             assert!(said.contains(" is missing"), "{check:?}: {said}");
             assert_eq!(output.status.success(), !ci, "{check:?}, CI {ci}: {said}");
         }
+    }
+}
+
+#[test]
+fn what_make_is_told_reaches_what_it_runs() {
+    if Command::new("make").arg("--version").output().is_err() {
+        return egret_needs::this_test_lacks("make");
+    }
+    let place = tempfile::tempdir().unwrap();
+    for (target, told, reaches) in [
+        ("soak-at-random", "SEED=7", " EGRET_SOAK_SEED=7 "),
+        ("bench-polling", "BENCH=--policy busy\n        --policy off", " -- --policy busy --policy off\n"),
+    ] {
+        let said = run(&["make", "-n", target, told], place.path(), false).stdout;
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.contains(reaches), "{said}");
     }
 }

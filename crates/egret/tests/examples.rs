@@ -41,7 +41,7 @@ const NOT_RUN: [(&str, &str); 16] = [
     ),
     (
         "egret serve --object tls-creds-x509,id=tls0,dir=/etc/pki/egret,endpoint=client \
-         --blockdev nbd,node-name=d0,filename=nbds://store.example/disk,tls-creds=tls0,reconnect-delay=30 \
+         --blockdev nbd,node-name=d0,filename=nbds://10.0.0.7/disk,tls-creds=tls0,tls-hostname=store.example,reconnect-delay=30 \
          --export vhost-user-blk,id=d0,node-name=d0,addr.type=unix,addr.path=disk.sock,writable=on",
         "a server and certificates of its reader's: crates/egret/tests/nbd_tls.rs",
     ),

@@ -89,7 +89,10 @@ fn a_daemon_whose_announcement_cannot_be_printed_serves_and_ends_as_it_should() 
     let full = File::options().write(true).open("/dev/full").unwrap();
     // Its reader has gone.
     let (_, closed) = std::io::pipe().unwrap();
-    for stdout in [Stdio::from(full), closed.into()] {
+    // Its reader does not read.
+    let (_reader, stuffed) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+    while rustix::io::write(&stuffed, &[0; 4096]).is_ok() {}
+    for stdout in [Stdio::from(full), closed.into(), stuffed.into()] {
         let scratch = Scratch::new();
         let (disk, socket, pidfile) = (scratch.image("disk.img", MIB), scratch.path("socket"), scratch.path("pid"));
         let program = Program::egret_alone();
@@ -103,6 +106,10 @@ fn a_daemon_whose_announcement_cannot_be_printed_serves_and_ends_as_it_should() 
         let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
         assert!(status.success(), "{status}");
         assert!(!socket.exists() && !pidfile.exists());
+        let mut said = String::new();
+        daemon.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(said.contains("WARN cannot print all of how disks are attached: "), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
     }
 }
 
@@ -115,13 +122,18 @@ fn a_daemon_that_waits_for_a_disk_before_it_serves_is_ended_by_a_signal() {
         .nbd("d0", &server, "open-timeout=600")
         .export("e0", "d0", &scratch.path("e0"), "")
         .words([format!("--pidfile={}", pidfile.display())]);
-    let mut daemon = Reaped(Program::egret().command().args(options.as_words()).spawn().unwrap());
-    // It has a connection, and hears nothing.
-    let _connection = listener.accept().unwrap();
-    rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), rustix::process::Signal::TERM).unwrap();
-    let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
-    assert_eq!(status.signal(), Some(libc::SIGTERM), "{status}");
-    assert!(!pidfile.exists());
+    // Also one that it was started to ignore.
+    let deaf = Program::egret().after(["sh", "-c", "trap '' HUP; exec \"$0\" \"$@\""]);
+    let signals = [rustix::process::Signal::TERM, rustix::process::Signal::HUP];
+    for (program, signal) in [Program::egret(), deaf].into_iter().zip(signals) {
+        let mut daemon = Reaped(program.command().args(options.as_words()).spawn().unwrap());
+        // It has a connection, and hears nothing.
+        let _connection = listener.accept().unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), signal).unwrap();
+        let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+        assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
+        assert!(!pidfile.exists());
+    }
 }
 
 #[test]

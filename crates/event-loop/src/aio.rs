@@ -2,6 +2,8 @@
 //!
 //! Completions are read from the kernel's ring in user space, so that looking for them costs a few loads.
 
+#![allow(unsafe_code)]
+
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -12,6 +12,8 @@
 //! A [`Source`] is what the loop watches and runs, a [`Backend`] what sources push work into. The loop owns both and
 //! calls them on one thread; another thread speaks to it through a [`LoopHandle`].
 
+#![deny(unsafe_code)]
+
 pub mod aio;
 mod backend;
 mod calibrate;

@@ -4,6 +4,8 @@
 //! costs one `io_uring_enter`. Completions of both kinds arrive in one queue: [`Ring::sort`] moves them to two lists,
 //! and each side takes its own.
 
+#![allow(unsafe_code)]
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;

@@ -1,5 +1,7 @@
 //! A connected socket, and what encrypts it, if something does.
 
+#![allow(unsafe_code)]
+
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::slice;

@@ -14,6 +14,8 @@
 //! `unsafe` is in `socket` and `memory`, and where the engine and `channel` call them: the kernel moves data from and to
 //! guests' memory, and for what is encrypted `tls/session.rs` copies it.
 
+#![deny(unsafe_code)]
+
 mod channel;
 mod connect;
 mod connector;

@@ -1,5 +1,7 @@
 //! A request's memory, which is usually a guest's: nobody refers to it, and it may change at any time.
 
+#![allow(unsafe_code)]
+
 use egret_vring::memory::iovecs::{self, pieces};
 use egret_vring::memory::{IoVec, Lent, volatile};
 

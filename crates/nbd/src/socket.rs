@@ -1,5 +1,7 @@
 //! A stream's two system calls, with memory that nobody may refer to.
 
+#![allow(unsafe_code)]
+
 use std::os::fd::{AsFd, AsRawFd};
 
 use egret_event_loop::rights;

@@ -5,8 +5,6 @@
 //!
 //! librbd's own threads are what the thread is that opens an image. So the threads of calls have a [`Starter`].
 
-#![deny(unsafe_code)]
-
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;

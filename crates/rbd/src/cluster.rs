@@ -3,6 +3,8 @@
 //! A connection costs fifteen threads with Ceph 16.2, and one that serves many images is itself what they wait for: so there are as
 //! many as [`ClusterOptions::images`] asks for.
 
+#![allow(unsafe_code)]
+
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 use std::ptr;

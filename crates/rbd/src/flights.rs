@@ -1,6 +1,8 @@
 //! Requests that librbd has. It reads and writes their memory on threads of its own until it has completed them, and
 //! cannot be told to stop: so a request is kept here until then, and for good if nobody waits for it.
 
+#![allow(unsafe_code)]
+
 use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr;

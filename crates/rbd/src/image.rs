@@ -1,5 +1,7 @@
 //! An image that is open. All of these calls but [`poll`](Image::poll) may wait for the cluster.
 
+#![allow(unsafe_code)]
+
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::size_of;
 use std::ops::Deref;

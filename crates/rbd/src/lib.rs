@@ -17,6 +17,8 @@
 //! A request that librbd has cannot be taken back, so its memory is librbd's until it completes, or for good. What waits
 //! for a cluster waits as long as its options say; nothing else of the daemon's waits with it.
 
+#![deny(unsafe_code)]
+
 mod calls;
 mod cluster;
 mod disk;

@@ -2,6 +2,8 @@
 //!
 //! Written after `rados/librados.h` and `rbd/librbd.h` of Ceph 16.2, whose functions later releases have unchanged.
 
+#![allow(unsafe_code)]
+
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 

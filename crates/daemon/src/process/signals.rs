@@ -43,6 +43,8 @@ impl Signals {
     pub fn block() -> io::Result<Self> {
         sys::ignore(libc::SIGXFSZ);
         let fd = sys::signal_descriptor(&Signal::ALL.map(|(_, number)| number))?;
+        // A shell or `nohup` may have us ignore some. They are read all the same, but would end nobody in `end_during`.
+        Signal::ALL.iter().for_each(|(_, number)| sys::heed(*number));
         Ok(Self { fd })
     }
 

@@ -62,6 +62,12 @@ pub(super) fn ignore(signal: libc::c_int) {
     unsafe { libc::signal(signal, libc::SIG_IGN) };
 }
 
+/// Has a signal do what it does unless somebody chose otherwise, in the whole process.
+pub(super) fn heed(signal: libc::c_int) {
+    // SAFETY: no handler of ours is set, and the default runs no code of ours.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
 /// Lets `signals` through to this thread, which ends the process if one has come and nothing else was to become of it.
 pub(super) fn unblock(signals: &[libc::c_int]) -> io::Result<()> {
     mask(libc::SIG_UNBLOCK, signals).map(|_| ())

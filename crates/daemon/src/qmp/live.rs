@@ -81,7 +81,8 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&MAP_QUEUES),
         returns: RETURNS,
         about: "Spread an export's queues over I/O threads, or gather them: `iothread`, or `iothread-vq-mapping` with \
-                the rules that it has for exports. `pause-ns` is the longest time that nobody served one of them, `drain-ns` how \
+                the rules that it has for exports. One of type nbd has as many I/O threads afterwards as before, and no \
+                `iothread-vq-mapping`. `pause-ns` is the longest time that nobody served one of them, `drain-ns` how \
                 long of it requests in flight took to end.",
         run: Run::Mutate(|context, arguments| {
             let MapQueues { id, iothread, iothread_vq_mapping } = typed(arguments)?;

@@ -3,6 +3,8 @@
 //! On the loop's own ring a submission costs nothing: the loop's wait takes it along. On a ring of its own it costs a
 //! system call a batch.
 
+#![allow(unsafe_code)]
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, RawFd};

@@ -6,6 +6,8 @@
 //! `io_submit` blocks where the request cannot go to the device at once, which is why the engine serves direct I/O
 //! only, and why the time inside it is measured.
 
+#![allow(unsafe_code)]
+
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 use std::sync::Arc;

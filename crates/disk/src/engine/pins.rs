@@ -16,6 +16,8 @@
 //! last of its chunks is unregistered, so that nothing else can be where that was; and the kernel refuses a request whose
 //! addresses are not the buffer's own.
 
+#![allow(unsafe_code)]
+
 use std::cmp::Reverse;
 use std::io;
 use std::ptr;

@@ -1,5 +1,7 @@
 //! A job that the kernel moves in one piece or in several.
 
+#![allow(unsafe_code)]
+
 use egret_vring::memory::IoVec;
 use rustix::io::Errno;
 

@@ -1,5 +1,7 @@
 //! One suite for all engines, run by a small loop over real files and devices.
 
+#![allow(unsafe_code)]
+
 mod active;
 mod blocks;
 mod cached;

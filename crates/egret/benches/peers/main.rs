@@ -82,6 +82,10 @@ impl Arguments {
 
 fn main() -> std::io::Result<()> {
     let arguments = Arguments::parse();
+    // Paths are those of whoever called, and cargo runs a benchmark in its crate's folder.
+    if let Some(place) = std::env::var_os("PWD") {
+        std::env::set_current_dir(place)?;
+    }
     println!("{}", machine::fingerprint());
     let contenders = arguments.contenders();
     let disk = Disk::for_this_machine()?;

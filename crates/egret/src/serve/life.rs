@@ -28,6 +28,9 @@ use super::summary::{CpuMeter, waits};
 /// How often the summary comes.
 const EVERY: Duration = Duration::from_secs(3);
 
+/// How long whoever reads what is printed has to take what is to be known before disks are used.
+const READER_PATIENCE: Duration = Duration::from_secs(1);
+
 /// The newest waits that a recording keeps, of each I/O thread: some 7 MB.
 const RECORDED_WAITS: usize = 1 << 17;
 
@@ -136,7 +139,9 @@ fn serve(
         give(identity, config, &places)?;
     }
     if let Some(announcement) = &life.announcement {
-        say(&output, announcement);
+        // Nobody is obeyed yet, and so only signals would wait.
+        let announced = output.write_all(announcement.as_bytes(), READER_PATIENCE, signals.as_fd());
+        announced.unwrap_or_else(|error| tracing::warn!("cannot print all of how disks are attached: {error}"));
     }
     if let Some(readiness) = launcher.and_then(Option::take) {
         readiness.ready().context("cannot let go of the terminal")?;

@@ -32,7 +32,7 @@ use life::Life;
 /// over vhost-user-blk works here unchanged.
 #[derive(Args, Clone, Debug, Default)]
 #[command(
-    after_help = "docs/options.md tells the keys of --object, --blockdev and --export; so does each with 'help'."
+    after_help = "docs/options.md tells the keys of --object, --blockdev, --export and --nbd-server; so does each with 'help'."
 )]
 pub struct Serve {
     /// The disk to serve: a raw image, or a block device of the host
@@ -74,13 +74,14 @@ pub struct Serve {
     #[arg(long)]
     pub print_config: bool,
 
-    /// Make a disk: [driver=]file|host_device|null-co|raw,node-name=...[,KEY=VALUE...]
+    /// Make a disk: [driver=]file|host_device|null-co|null-aio|nbd|rbd|raw|blkdebug,node-name=...[,KEY=VALUE...]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub blockdev: Vec<String>,
-    /// Make an I/O thread: iothread,id=...[,KEY=VALUE...]
+    /// Make an I/O thread, or what disks and servers name: iothread|secret|tls-creds-x509,id=...[,KEY=VALUE...]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub object: Vec<String>,
-    /// Offer a disk: [type=]vhost-user-blk,id=...,node-name=...,addr.type=unix,addr.path=...[,KEY=VALUE...]
+    /// Offer a disk: [type=]vhost-user-blk|vhost-user-scsi|nbd,id=...[,KEY=VALUE...]; of vhost-user-blk
+    /// node-name=...,addr.type=unix,addr.path=... too
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub export: Vec<String>,
     /// Make a place for a monitor: socket,id=...,path=...,server=on,wait=off, or stdio,id=...

@@ -72,7 +72,7 @@ pub fn help(arguments: &Serve) -> Option<String> {
     } else if asks(&arguments.blockdev) {
         Some(keys("--blockdev DRIVER,KEY=VALUE,...: a disk, or a layer over one", Blockdev::SHAPE))
     } else if asks(&arguments.export) {
-        Some(keys("--export TYPE,KEY=VALUE,...: disks offered to virtual machines", Export::SHAPE))
+        Some(keys("--export TYPE,KEY=VALUE,...: disks offered to virtual machines, or over NBD", Export::SHAPE))
     } else if arguments.nbd_server.iter().any(|text| text == "help") {
         Some(keys("--nbd-server KEY=VALUE,...: where clients of exports of type nbd connect", &NBD_SERVER))
     } else {
@@ -82,7 +82,8 @@ pub fn help(arguments: &Serve) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
+    use clap::{CommandFactory as _, Parser as _};
+    use egret_vocabulary::schema::Shape;
 
     use super::*;
     use crate::cli::{Cli, Command, arguments};
@@ -184,6 +185,22 @@ drop-cache=on --export vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=
             ("secret,id=s,data=correct,hunter2", syntax),
         ] {
             assert_eq!(line(&format!("egret serve --object {option}")).unwrap_err(), error);
+        }
+    }
+
+    #[test]
+    fn the_help_of_serve_names_every_type_of_object() {
+        let command = Cli::command();
+        let serve = command.find_subcommand("serve").unwrap();
+        let types = |shape: &'static Shape| shape.variants.iter().flat_map(|types| types.of).map(|(name, _)| *name);
+        for (option, types) in [
+            ("object", vec![IoThread::NOUN, Secret::NOUN, TlsCreds::NOUN]),
+            ("blockdev", types(Blockdev::SHAPE).collect()),
+            ("export", types(Export::SHAPE).collect()),
+        ] {
+            let option = serve.get_arguments().find(|argument| argument.get_long() == Some(option)).unwrap();
+            let help = option.get_help().unwrap().to_string();
+            assert!(help.contains(&types.join("|")), "{help}");
         }
     }
 

@@ -1,5 +1,7 @@
 //! The monitor for kernels, or sandboxes, without io_uring.
 
+#![allow(unsafe_code)]
+
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 

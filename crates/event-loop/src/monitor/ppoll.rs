@@ -1,5 +1,7 @@
 //! The monitor that works everywhere.
 
+#![allow(unsafe_code)]
+
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 

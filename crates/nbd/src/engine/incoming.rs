@@ -3,6 +3,8 @@
 //! Headers and small replies come into a buffer of ours, many at a time. What is left of a large reply's data when its header
 //! has been read goes straight to its request's memory.
 
+#![allow(unsafe_code)]
+
 use egret_vring::memory::IoVec;
 use rustix::io::Errno;
 

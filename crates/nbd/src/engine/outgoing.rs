@@ -1,5 +1,7 @@
 //! What is to be sent: all that a turn has pushed in one system call, as far as the socket takes it.
 
+#![allow(unsafe_code)]
+
 use std::collections::VecDeque;
 
 use egret_vring::memory::IoVec;

@@ -14,6 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use egret_confine::{Use, refusal};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
@@ -33,6 +34,9 @@ pub enum CredentialsError {
     /// A file cannot be read.
     #[error("'{0}': {1}")]
     File(PathBuf, #[source] io::Error),
+    /// The sandbox forbids it.
+    #[error("'{0}': {1}")]
+    Confined(PathBuf, String),
     /// A file does not hold what it should.
     #[error("'{0}' holds no {1} in PEM{2}")]
     Pem(PathBuf, &'static str, &'static str),
@@ -186,7 +190,13 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 fn bytes(path: &Path) -> Result<Vec<u8>, CredentialsError> {
-    std::fs::read(path).map_err(|e| CredentialsError::File(path.to_owned(), e))
+    std::fs::read(path).map_err(|e| {
+        let denied = e.kind() == io::ErrorKind::PermissionDenied;
+        match denied.then(|| refusal(path, Use::Image)).flatten() {
+            Some(why) => CredentialsError::Confined(path.to_owned(), why),
+            None => CredentialsError::File(path.to_owned(), e),
+        }
+    })
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {

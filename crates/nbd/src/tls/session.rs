@@ -7,6 +7,8 @@
 //! What it keeps is bounded, whatever the other end sends or does not read: so many bytes of records that wait to be sent,
 //! one that is not complete, and the data of the last.
 
+#![allow(unsafe_code)]
+
 use std::io::{self, BufRead as _, IoSlice, IoSliceMut, Write};
 use std::os::fd::AsFd;
 

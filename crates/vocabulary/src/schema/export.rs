@@ -27,6 +27,8 @@ const SMALLEST_QUEUE: u64 = 4;
 const LARGEST_QUEUE: u64 = 1024;
 const SMALLEST_BLOCK: u64 = 512;
 const LARGEST_BLOCK: u64 = 2 << 20;
+/// `egret-scsi` has none that are larger.
+const LARGEST_SCSI_BLOCK: u64 = 64 << 10;
 /// A day.
 const MOST_SECONDS: u64 = 86400;
 /// `VIRTIO_BLK_ID_BYTES` (virtio 1.3, 5.2.6).
@@ -71,7 +73,8 @@ options! {
         /// Lock the image only while a client's rings run, not as long as the export is there: for a guest that migrates
         /// to another daemon with the same image. All exports of a blockdev have the same here.
         allow_inactive: bool, ValueType::Flag, default "off";
-        /// Smallest unit that the guest addresses. The disk's size must be a multiple of it.
+        /// Smallest unit that the guest addresses; of vhost-user-scsi 65536 at most. The disk's size must be a multiple of
+        /// it.
         logical_block_size: u32, ValueType::PowerOfTwoBytes(SMALLEST_BLOCK, LARGEST_BLOCK), default SMALLEST_BLOCK;
         /// What is done when a read fails, as QEMU's drives have it: `report` tells the guest; `ignore` tells it that all
         /// went well; `stop` keeps the request, and every other of this export, until `block-export-resume`; `enospc` is
@@ -82,13 +85,13 @@ options! {
         /// How long a request may be in flight, in seconds, before the log and monitors are told (EGRET_REQUEST_TIMEOUT):
         /// once for as long as there are such requests. They go on. Egret's own.
         request_timeout: Option<u32>, ValueType::Number(1, MOST_SECONDS, "seconds"), unset "nobody is told";
-        /// Request queues.
+        /// Request queues; of vhost-user-scsi 254 at most, beside which it has a control and an event queue.
         num_queues: u16, ValueType::Number(1, MOST_QUEUES, "queues"), default 1;
         /// The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A
         /// client may set up rings of any size up to 1024. Egret's own for this type.
         queue_size: u16, ValueType::PowerOfTwo(SMALLEST_QUEUE, LARGEST_QUEUE), default 128;
-        /// Which I/O thread has which queues (`iothread-vq-mapping.0.iothread=a`): every thread once, and every queue
-        /// once or no queue at all. Egret's own for exports.
+        /// Which I/O thread has which queues (`iothread-vq-mapping.0.iothread=a`), in the place of `iothread`: every
+        /// thread once, and every queue once or no queue at all. Egret's own for exports.
         iothread_vq_mapping: Vec<VqMapping>, ValueType::List(&VQ_MAPPING), unset "by `iothread`";
         /// What is done with a queue that its client sets up without a kick descriptor, by which vhost-user asks for
         /// polling: `timer` looks at it once a millisecond at least, and more often while the I/O thread spins for its
@@ -156,7 +159,7 @@ options! {
         name: Option<String>, ValueType::Text(0, LONGEST_NBD_STRING), unset "`node-name`";
         /// What it is for, to people who ask.
         description: Option<String>, ValueType::Text(0, LONGEST_NBD_STRING), unset "none";
-        /// Clients that it has at a time; 0 is any number. Who chooses it then is refused, while those of other exports have
+        /// Clients that it has at a time; 0 is any number, up to 255 on each of its I/O threads. Who chooses it then is refused, while those of other exports have
         /// the rest of the server's places.
         max_connections: u32, ValueType::Number(0, u32::MAX as u64, "clients"), default 0;
     }
@@ -270,6 +273,10 @@ impl ScsiDevice {
         let Self { luns, vhost_user } = self;
         if vhost_user.num_queues > MOST_SCSI_QUEUES {
             return Err(Problem::must("num-queues", format!("1..={MOST_SCSI_QUEUES}"), vhost_user.num_queues));
+        }
+        if u64::from(vhost_user.logical_block_size) > LARGEST_SCSI_BLOCK {
+            let allowed = ValueType::PowerOfTwoBytes(SMALLEST_BLOCK, LARGEST_SCSI_BLOCK).to_string();
+            return Err(Problem::must("logical-block-size", allowed, vhost_user.logical_block_size));
         }
         if vhost_user.allow_inactive && luns.iter().any(|lun| !lun.pr_file.is_empty()) {
             let line = "pr-file does not go with allow-inactive=on: reservations do not move to another daemon";

@@ -56,10 +56,13 @@ fn rows(shape: &Shape, path: &str) -> Vec<Row> {
         let owners = if has_variants { owners } else { Vec::new() };
         let at = format!("{path}{}", key.name);
         match key.kind {
-            ValueType::Object(nested) => rows.extend(self::rows(nested, &format!("{at}."))),
             ValueType::Settings => rows.push(row(format!("{at}.NAME"), key, &owners)),
+            _ => rows.push(row(at.clone(), key, &owners)),
+        }
+        match key.kind {
+            ValueType::Object(nested) => rows.extend(self::rows(nested, &format!("{at}."))),
             ValueType::List(nested) => rows.extend(self::rows(nested, &format!("{at}.N."))),
-            _ => rows.push(row(at, key, &owners)),
+            _ => {}
         }
     }
     rows

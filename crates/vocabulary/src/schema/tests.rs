@@ -311,6 +311,10 @@ fn the_logical_units_of_an_export_are_apart_and_within_what_scsi_addresses() {
         ),
         (format!("{one},num-queues=255"), "num-queues must be 1..=254, got 255"),
         (
+            format!("{one},logical-block-size=128k"),
+            "logical-block-size must be a power of two in 512..=65536 bytes, got 131072",
+        ),
+        (
             format!("{one},node-name=d"),
             "key 'node-name' belongs to type vhost-user-blk or nbd, and this is vhost-user-scsi",
         ),

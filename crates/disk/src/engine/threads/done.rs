@@ -1,6 +1,8 @@
 //! Jobs on their way back from the workers: a list that the loop takes whole with one atomic exchange, so that a worker
 //! that loses its processor at a bad moment holds up nobody, and an eventfd for a loop that sleeps.
 
+#![allow(unsafe_code)]
+
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 

@@ -1,5 +1,7 @@
 //! Workers and their disks, with no loop around them.
 
+#![allow(unsafe_code)]
+
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

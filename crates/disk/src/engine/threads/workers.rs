@@ -2,6 +2,8 @@
 //!
 //! `tests/workers.rs` walks through the interleavings with loom.
 
+#![allow(unsafe_code)]
+
 use std::sync::{Arc, PoisonError};
 use std::task::Poll;
 
