@@ -42,15 +42,18 @@ impl Calls {
     pub fn add(&mut self, record: &Path) {
         let text = std::fs::read_to_string(record).expect("a record");
         let process = text.split_once('<').and_then(|(process, _)| process.parse().ok()).expect("its first line");
-        let parents: BTreeMap<u32, u32> = text.lines().filter_map(birth).collect();
+        let births = births(&text);
         let mut kinds: BTreeMap<u32, ThreadKind> = BTreeMap::new();
-        // Of a line that was interrupted by another thread's the beginning tells everything.
-        for Line { thread, name, call, arguments } in text.lines().filter_map(Line::parse) {
-            // A thread inherits what its starter is, and says what it is itself by its filter.
-            let inherited = parents.get(&thread).and_then(|parent| kinds.get(parent)).copied();
-            if let (None, Some(inherited)) = (kinds.get(&thread), inherited) {
-                kinds.insert(thread, inherited);
+        for (at, line) in text.lines().enumerate() {
+            // A thread inherits what its starter is when it starts it, and says what it is itself by its filter. Numbers may
+            // come again.
+            if let Some(born) = births.get(&at) {
+                let inherited = line.split_once('<').and_then(|(parent, _)| kinds.get(&parent.parse().ok()?).copied());
+                kinds.remove(born);
+                kinds.extend(inherited.map(|kind| (*born, kind)));
             }
+            // Of a line that was interrupted by another thread's the beginning tells everything.
+            let Some(Line { thread, name, call, arguments }) = Line::parse(line) else { continue };
             if let Some(kind) = kinds.get(&thread) {
                 self.note(*kind, call, arguments, process);
             }
@@ -140,12 +143,25 @@ impl<'a> Line<'a> {
     }
 }
 
-/// A thread that was started, and its starter.
-fn birth(line: &str) -> Option<(u32, u32)> {
-    let (parent, rest) = line.split_once('<')?;
-    let is_birth = ["> clone", "> <... clone"].iter().any(|call| rest.contains(call));
-    let (_, child) = rest.rsplit_once(" = 0x").filter(|_| is_birth)?;
-    Some((u32::from_str_radix(child, 16).ok()?, parent.parse().ok()?))
+/// The threads that are started, by the lines in which that begins.
+fn births(text: &str) -> BTreeMap<usize, u32> {
+    let mut begun: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut births = BTreeMap::new();
+    for (at, line) in text.lines().enumerate() {
+        let Some((parent, rest)) = line.split_once('<') else { continue };
+        if rest.contains("> clone") {
+            begun.insert(parent, at);
+        } else if !rest.contains("> <... clone") {
+            continue;
+        }
+        // It may tell of it only after others have had their say, the new one too.
+        if let Some((_, child)) = rest.rsplit_once(" = 0x")
+            && let (Some(begun), Ok(child)) = (begun.get(parent), u32::from_str_radix(child, 16))
+        {
+            births.insert(*begun, child);
+        }
+    }
+    births
 }
 
 fn number(argument: &str) -> u64 {

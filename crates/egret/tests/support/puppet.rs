@@ -15,23 +15,23 @@ pub struct Puppet {
 }
 
 impl Puppet {
-    /// Takes hold of a thread that sleeps in a system call.
+    /// Takes hold of a thread, when it is in a system call.
     ///
     /// # Errors
-    /// This process may not trace it.
-    ///
-    /// # Panics
-    /// The thread is somewhere else.
+    /// This process may not trace it, or it is gone (`ESRCH`).
     pub fn take(thread: pid_t) -> io::Result<Self> {
         ask(libc::PTRACE_SEIZE, thread, 0)?;
-        ask(libc::PTRACE_INTERRUPT, thread, 0)?;
-        await_stop(thread);
-        let own = registers(thread);
-        let new = Self { thread, own };
-        // SAFETY: reads a word of the other's memory.
-        let code = unsafe { libc::ptrace(libc::PTRACE_PEEKTEXT, thread, own.rip - 2, 0) };
-        assert_eq!(code as u16, 0x050f, "the thread sleeps in a system call");
-        Ok(new)
+        loop {
+            ask(libc::PTRACE_INTERRUPT, thread, 0)?;
+            await_stop(thread);
+            let own = registers(thread);
+            // SAFETY: reads a word of the other's memory.
+            let code = unsafe { libc::ptrace(libc::PTRACE_PEEKTEXT, thread, own.rip - 2, 0) };
+            if code as u16 == 0x050f {
+                return Ok(Self { thread, own });
+            }
+            ask(libc::PTRACE_CONT, thread, 0)?;
+        }
     }
 
     /// Puts a text where the thread can point to it, and returns where that is.
