@@ -22,8 +22,8 @@ use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::wire::{
-    ADD_MEM_REG, GET_VRING_BASE, REM_MEM_REG, SET_BACKEND_REQ_FD, SET_VRING_BASE, SET_VRING_ENABLE, SET_VRING_KICK,
-    u32s,
+    ADD_MEM_REG, F_VERSION_1, GET_VRING_BASE, REM_MEM_REG, SET_BACKEND_REQ_FD, SET_VRING_BASE, SET_VRING_ENABLE,
+    SET_VRING_KICK, Wire, u32s,
 };
 use support::{await_some, await_that};
 
@@ -199,6 +199,35 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody() {
     there.refuses_a_guest();
     assert!(guest.try_start(), "who has it goes on");
     guest.read_honestly();
+}
+
+#[test]
+fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody_whoever_comes_and_leaves_without_rings() {
+    let scratch = Scratch::new();
+    for stops in [false, true] {
+        let image = scratch.image("disk", 16 * MIB);
+        let socket = scratch.path("here-e0");
+        let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
+        let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
+        let mut here = Host::start_as(&scratch, "here", &image, &broken, export);
+        let mut there = Host::start(&scratch, "there", &image);
+        let mut guest = Guest::boot(&here.socket);
+        if stops {
+            guest.stop();
+            assert!(here.is_active());
+            let more = Region::new(0x8000_0000);
+            let added = guest.wire.order(ADD_MEM_REG, &more.message(REGION), &[more.memory.as_fd()]);
+            assert_eq!(added.expect("an answer"), 0);
+            assert!(here.is_active());
+        }
+        drop(guest);
+        // Others that only look: each is answered when the session before it is over.
+        for _ in 0..3 {
+            let _looks = Wire::agree(&here.socket, F_VERSION_1);
+            assert!(here.is_active());
+        }
+        there.refuses_a_guest();
+    }
 }
 
 /// A device through whose page cache guests write, and whose disk fails as it is told to.
