@@ -85,8 +85,10 @@ impl Daemon {
             old.leave_locks();
             drop(old);
             let_go_of_predecessor(Arc::clone(&new), gone.clone());
+            // It has the old one's locks, also where the old one was locked for a moment alone, by a session that goes on to
+            // another disk, say: then nobody unlocks this one but who had it active last, which is here.
+            let _until_handed_over = new.is_active().then(|| new.activate());
             for held in [self.held.get_mut(&name), self.unwritten.get_mut(&name)].into_iter().flatten() {
-                // It has the old one's locks already.
                 if let Ok(active) = new.activate() {
                     *held = active;
                 }
