@@ -669,6 +669,62 @@ fn a_unit_that_could_not_be_written_out_is_given_back_by_hand_when_it_can_be_or_
 }
 
 #[test]
+fn an_image_that_a_deleted_export_could_not_write_out_is_let_go_of_when_the_guest_of_the_next_one_stops() {
+    let test = "an_image_that_a_deleted_export_could_not_write_out_is_let_go_of_when_the_guest_of_the_next_one_stops";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let mut here = Host::start(&scratch, "here", &faulty.path());
+    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let guest = Guest::boot(&here.socket);
+    fail_flushes(&faulty, None);
+    here.qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
+    here.qmp.event("BLOCK_EXPORT_DELETED");
+    drop(guest);
+    be_well(&faulty);
+    let addr = json!({"type": "unix", "path": here.socket});
+    let export = json!({"type": "vhost-user-blk", "id": "e1", "node-name": "d0", "addr": addr, "writable": true,
+                        "allow-inactive": true});
+    here.qmp.run("block-export-add", export);
+    assert!(here.is_active());
+    there.refuses_a_guest();
+    Guest::boot(&here.socket).stop();
+    assert!(!here.is_active());
+    Guest::boot(&there.socket).read_honestly();
+}
+
+#[test]
+fn a_unit_that_could_not_be_written_out_is_let_go_of_when_the_next_guest_that_has_it_stops() {
+    let test = "a_unit_that_could_not_be_written_out_is_let_go_of_when_the_next_guest_that_has_it_stops";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
+    let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
+    let mut here = Host::start_as(&scratch, "here", &faulty.path(), &Program::egret(), export);
+    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let boot = |here: &Host| Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+    let stop = |guest: &mut Attacker| guest.wire.ask(GET_VRING_BASE, &guest.which()).expect("its base");
+    let mut guest = boot(&here);
+    fail_flushes(&faulty, Some(1));
+    here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
+    here.qmp.event("EGRET_LUN_DELETED");
+    stop(&mut guest);
+    drop(guest);
+    // When nothing runs.
+    here.qmp.run("egret-lun-add", json!({"id": "e0", "lun": 0, "node-name": "d0"}));
+    assert!(here.is_active());
+    there.refuses_a_guest();
+    stop(&mut boot(&here));
+    assert!(!here.is_active());
+    Guest::boot(&there.socket).read_honestly();
+}
+
+#[test]
 fn an_image_can_be_locked_by_hand_before_a_guest_comes_and_is_until_it_is_given_back() {
     let scratch = Scratch::new();
     let ([mut here, mut there], image) = two_hosts(&scratch);

@@ -207,6 +207,20 @@ impl Export {
         lock(&self.shared.queues).active.is_some()
     }
 
+    /// Has a disk stay active that could not be written out when somebody else had it, until rings have run and it can be.
+    /// Returned is one that it does not have.
+    #[must_use]
+    pub fn keep(&self, active: Active) -> Option<Active> {
+        let mut queues = lock(&self.shared.queues);
+        let found = queues.disks_by_key().find(|(_, disk)| Arc::ptr_eq(disk, active.disk()));
+        let Some((key, _)) = found else { return Some(active) };
+        // What has it active already has it written out, too.
+        if queues.active_disks().all(|(of, _)| *of != key) {
+            queues.unwritten.push((key, active));
+        }
+        None
+    }
+
     /// Lets others have a disk that was active only because it could not be written out, as it has been now.
     pub fn let_go(&self, disk: &Disk) {
         lock(&self.shared.queues).unwritten.retain(|(_, active)| !ptr::eq(&raw const **active.disk(), disk));

@@ -79,6 +79,7 @@ impl Daemon {
             }
             return Err(e.into());
         }
+        self.leave_to_exports();
         Ok(())
     }
 
