@@ -230,6 +230,31 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody_whoever
     }
 }
 
+#[test]
+fn an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_ended_and_tried_that_again() {
+    let test =
+        "an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_ended_and_tried_that_again";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let mut here = Host::start(&scratch, "here", &faulty.path());
+    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let mut guest = Guest::boot(&here.socket);
+    fail_flushes(&faulty, Some(1));
+    guest.stop();
+    assert!(here.is_active());
+    let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
+    faulty.tell(Order::Inject(never)).expect("it listens");
+    here.server.ask_to_end();
+    await_that("its last flush", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
+    there.refuses_a_guest();
+    be_well(&faulty);
+    assert_eq!(here.server.await_end().code(), Some(0));
+    Guest::boot(&there.socket).read_honestly();
+}
+
 /// A device through whose page cache guests write, and whose disk fails as it is told to.
 struct Cached {
     device: LoopDevice,

@@ -248,13 +248,20 @@ impl Export {
         &self.stop
     }
 
-    /// Ends it, as dropping it does, which waits. Returns the disks that stay active because they cannot be written out.
+    /// Ends it, as dropping it does, which waits. Returns the disks that are active still because they could not be written out.
     #[must_use]
     pub fn end(mut self) -> Vec<Active> {
         self.join();
         let unwritten = mem::take(&mut lock(&self.shared.queues).unwritten);
-        let unwritten = unwritten.into_iter().map(|(_, active)| active);
-        unwritten.filter(|active| !write_out(active.disk(), self.shared.log())).collect()
+        unwritten.into_iter().map(|(_, active)| active).collect()
+    }
+
+    /// As [`end`](Self::end), but tries once more to have them written out.
+    #[must_use]
+    pub fn end_and_write_out(self) -> Vec<Active> {
+        let log = self.shared.shared_log();
+        let unwritten = self.end().into_iter();
+        unwritten.filter(|active| !write_out(active.disk(), &log)).collect()
     }
 
     /// Ends the client's session, if there is one, when its queues are drained; the address is free afterwards.
