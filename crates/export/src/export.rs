@@ -78,6 +78,9 @@ pub enum ExportError {
         "export '{0}': requests in flight have not ended in 5 s; some queues have moved and cannot go back before theirs end"
     )]
     Scattered(String),
+    /// Likewise, when it was the system that was in the way of one there, or of one on its way back.
+    #[error("export '{0}': {1}; some queues have moved and cannot go back")]
+    Stuck(String, #[source] io::Error),
 }
 
 /// A disk on queues, for whoever connects.

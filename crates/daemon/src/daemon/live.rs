@@ -38,7 +38,7 @@ impl Daemon {
         }
         let loops: Vec<_> = owners.map(|owner| self.io_threads[owner].handle().clone()).collect();
         let placed = running.run_on(&loops);
-        if let Err(ExportError::Scattered(_)) = placed {
+        if let Err(ExportError::Scattered(_) | ExportError::Stuck(..)) = placed {
             for (queue, on) in (0..).zip(&loops) {
                 if running.is_on(queue, on) {
                     let owner = object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD);
