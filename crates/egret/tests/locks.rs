@@ -22,8 +22,8 @@ use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::wire::{
-    ADD_MEM_REG, GET_VRING_BASE, REM_MEM_REG, SET_BACKEND_REQ_FD, SET_VRING_BASE, SET_VRING_ENABLE, SET_VRING_KICK,
-    u32s,
+    ADD_MEM_REG, F_VERSION_1, GET_VRING_BASE, REM_MEM_REG, SET_BACKEND_REQ_FD, SET_VRING_BASE, SET_VRING_ENABLE,
+    SET_VRING_KICK, Wire, u32s,
 };
 use support::{await_some, await_that};
 
@@ -199,6 +199,60 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody() {
     there.refuses_a_guest();
     assert!(guest.try_start(), "who has it goes on");
     guest.read_honestly();
+}
+
+#[test]
+fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody_whoever_comes_and_leaves_without_rings() {
+    let scratch = Scratch::new();
+    for stops in [false, true] {
+        let image = scratch.image("disk", 16 * MIB);
+        let socket = scratch.path("here-e0");
+        let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
+        let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
+        let mut here = Host::start_as(&scratch, "here", &image, &broken, export);
+        let mut there = Host::start(&scratch, "there", &image);
+        let mut guest = Guest::boot(&here.socket);
+        if stops {
+            guest.stop();
+            assert!(here.is_active());
+            let more = Region::new(0x8000_0000);
+            let added = guest.wire.order(ADD_MEM_REG, &more.message(REGION), &[more.memory.as_fd()]);
+            assert_eq!(added.expect("an answer"), 0);
+            assert!(here.is_active());
+        }
+        drop(guest);
+        // Others that only look: each is answered when the session before it is over.
+        for _ in 0..3 {
+            let _looks = Wire::agree(&here.socket, F_VERSION_1);
+            assert!(here.is_active());
+        }
+        there.refuses_a_guest();
+    }
+}
+
+#[test]
+fn an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_ended_and_tried_that_again() {
+    let test =
+        "an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_ended_and_tried_that_again";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let mut here = Host::start(&scratch, "here", &faulty.path());
+    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let mut guest = Guest::boot(&here.socket);
+    fail_flushes(&faulty, Some(1));
+    guest.stop();
+    assert!(here.is_active());
+    let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
+    faulty.tell(Order::Inject(never)).expect("it listens");
+    here.server.ask_to_end();
+    await_that("its last flush", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
+    there.refuses_a_guest();
+    be_well(&faulty);
+    assert_eq!(here.server.await_end().code(), Some(0));
+    Guest::boot(&there.socket).read_honestly();
 }
 
 /// A device through whose page cache guests write, and whose disk fails as it is told to.
@@ -637,6 +691,62 @@ fn a_unit_that_could_not_be_written_out_is_given_back_by_hand_when_it_can_be_or_
         here.qmp.run(command, arguments);
         Guest::boot(&there.socket).read_honestly();
     }
+}
+
+#[test]
+fn an_image_that_a_deleted_export_could_not_write_out_is_let_go_of_when_the_guest_of_the_next_one_stops() {
+    let test = "an_image_that_a_deleted_export_could_not_write_out_is_let_go_of_when_the_guest_of_the_next_one_stops";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let mut here = Host::start(&scratch, "here", &faulty.path());
+    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let guest = Guest::boot(&here.socket);
+    fail_flushes(&faulty, None);
+    here.qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
+    here.qmp.event("BLOCK_EXPORT_DELETED");
+    drop(guest);
+    be_well(&faulty);
+    let addr = json!({"type": "unix", "path": here.socket});
+    let export = json!({"type": "vhost-user-blk", "id": "e1", "node-name": "d0", "addr": addr, "writable": true,
+                        "allow-inactive": true});
+    here.qmp.run("block-export-add", export);
+    assert!(here.is_active());
+    there.refuses_a_guest();
+    Guest::boot(&here.socket).stop();
+    assert!(!here.is_active());
+    Guest::boot(&there.socket).read_honestly();
+}
+
+#[test]
+fn a_unit_that_could_not_be_written_out_is_let_go_of_when_the_next_guest_that_has_it_stops() {
+    let test = "a_unit_that_could_not_be_written_out_is_let_go_of_when_the_next_guest_that_has_it_stops";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
+    let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
+    let mut here = Host::start_as(&scratch, "here", &faulty.path(), &Program::egret(), export);
+    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let boot = |here: &Host| Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+    let stop = |guest: &mut Attacker| guest.wire.ask(GET_VRING_BASE, &guest.which()).expect("its base");
+    let mut guest = boot(&here);
+    fail_flushes(&faulty, Some(1));
+    here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
+    here.qmp.event("EGRET_LUN_DELETED");
+    stop(&mut guest);
+    drop(guest);
+    // When nothing runs.
+    here.qmp.run("egret-lun-add", json!({"id": "e0", "lun": 0, "node-name": "d0"}));
+    assert!(here.is_active());
+    there.refuses_a_guest();
+    stop(&mut boot(&here));
+    assert!(!here.is_active());
+    Guest::boot(&there.socket).read_honestly();
 }
 
 #[test]

@@ -78,6 +78,9 @@ pub enum ExportError {
         "export '{0}': requests in flight have not ended in 5 s; some queues have moved and cannot go back before theirs end"
     )]
     Scattered(String),
+    /// Likewise, when it was the system that was in the way of one there, or of one on its way back.
+    #[error("export '{0}': {1}; some queues have moved and cannot go back")]
+    Stuck(String, #[source] io::Error),
 }
 
 /// A disk on queues, for whoever connects.
@@ -207,6 +210,20 @@ impl Export {
         lock(&self.shared.queues).active.is_some()
     }
 
+    /// Has a disk stay active that could not be written out when somebody else had it, until rings have run and it can be.
+    /// Returned is one that it does not have.
+    #[must_use]
+    pub fn keep(&self, active: Active) -> Option<Active> {
+        let mut queues = lock(&self.shared.queues);
+        let found = queues.disks_by_key().find(|(_, disk)| Arc::ptr_eq(disk, active.disk()));
+        let Some((key, _)) = found else { return Some(active) };
+        // What has it active already has it written out, too.
+        if queues.active_disks().all(|(of, _)| *of != key) {
+            queues.unwritten.push((key, active));
+        }
+        None
+    }
+
     /// Lets others have a disk that was active only because it could not be written out, as it has been now.
     pub fn let_go(&self, disk: &Disk) {
         lock(&self.shared.queues).unwritten.retain(|(_, active)| !ptr::eq(&raw const **active.disk(), disk));
@@ -234,13 +251,20 @@ impl Export {
         &self.stop
     }
 
-    /// Ends it, as dropping it does, which waits. Returns the disks that stay active because they cannot be written out.
+    /// Ends it, as dropping it does, which waits. Returns the disks that are active still because they could not be written out.
     #[must_use]
     pub fn end(mut self) -> Vec<Active> {
         self.join();
         let unwritten = mem::take(&mut lock(&self.shared.queues).unwritten);
-        let unwritten = unwritten.into_iter().map(|(_, active)| active);
-        unwritten.filter(|active| !write_out(active.disk(), self.shared.log())).collect()
+        unwritten.into_iter().map(|(_, active)| active).collect()
+    }
+
+    /// As [`end`](Self::end), but tries once more to have them written out.
+    #[must_use]
+    pub fn end_and_write_out(self) -> Vec<Active> {
+        let log = self.shared.shared_log();
+        let unwritten = self.end().into_iter();
+        unwritten.filter(|active| !write_out(active.disk(), &log)).collect()
     }
 
     /// Ends the client's session, if there is one, when its queues are drained; the address is free afterwards.

@@ -58,7 +58,7 @@ impl Export {
     /// # Errors
     ///
     /// A loop cannot run one of the disks, or requests in flight do not end. Every queue is where it was, unless the error is
-    /// [`ExportError::Scattered`].
+    /// [`ExportError::Scattered`] or [`ExportError::Stuck`].
     ///
     /// # Panics
     ///
@@ -81,7 +81,11 @@ impl Export {
         drop(prepared);
         // Those that have arrived go back; the others are there.
         shifted.map_err(|problem| match (shift(&mut queues, home), problem) {
-            (Err(_), _) => ExportError::Scattered(self.shared.id.clone()),
+            (Err(Problem::Busy), Problem::Busy) => ExportError::Scattered(self.shared.id.clone()),
+            // Of two causes the first, for which they were to go back.
+            (Err(Problem::System(e)), Problem::Busy) | (Err(_), Problem::System(e)) => {
+                ExportError::Stuck(self.shared.id.clone(), e)
+            }
             (Ok(_), Problem::Busy) => ExportError::Busy(self.shared.id.clone()),
             (Ok(_), Problem::System(e)) => system(e),
         })
@@ -217,9 +221,11 @@ mod tests {
     use egret_disk::{EngineOptions, EngineSet};
     use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice, spawn};
     use egret_polling::{Parameters, PolicyKind};
+    use egret_virtio::scsi::{Scsi, ScsiConfig};
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
+    use crate::export::{DeviceType, Stop};
     use crate::peer_fd::PeerFd;
     use crate::queues::{QueueCounts, Shared};
     use crate::worker::tests::Guest;
@@ -271,6 +277,42 @@ mod tests {
             [home, away].iter().for_each(|of| of.send(EventLoop::stop));
             [first, second].into_iter().for_each(|thread| thread.join().unwrap());
         }
+    }
+
+    #[test]
+    fn queues_that_cannot_go_back_for_another_reason_than_requests_are_where_they_are_said_to_be_and_why_is_said() {
+        // Two change places. Each is kicked by a plain file, for which only ppoll can wait: one may go, the other may not, nor
+        // may the first go back.
+        let ((epoll, first), (ppoll, second)) = (io(MonitorChoice::Epoll), io(MonitorChoice::Ppoll));
+        let homes = [epoll.clone(), ppoll.clone()];
+        let (memory, kickless, errors) = Default::default();
+        let counts = QueueCounts { all: 2, diskless: 0 };
+        let shared = Arc::new(Shared::new("e", counts, memory, kickless, errors, Vec::new(), &homes));
+        for (queue, home) in homes.iter().enumerate() {
+            let mut worker = Guest::new(false, Vec::new()).worker;
+            worker.set_home(home.clone());
+            worker.fds().kick = Some(PeerFd::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()));
+            let id = home.attach(worker.into()).map_err(|(_, e)| e).unwrap();
+            lock(&shared.queues).running[queue] = Some(id);
+        }
+        let _before = [0, 1].map(|queue| {
+            let kick = PeerFd::new(File::open("/proc/self/stat").unwrap().into());
+            shared.change(queue, move |worker: &mut QueueWorker| worker.fds().kick.replace(kick)).unwrap()
+        });
+        let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 128 }, "e").unwrap();
+        let thread = std::thread::spawn(|| ());
+        let export = Export::running(Arc::clone(&shared), DeviceType::Scsi(scsi), Stop::new().unwrap(), thread);
+
+        let refused = export.run_on(&[ppoll.clone(), epoll.clone()]).unwrap_err().to_string();
+        let why = io::Error::from_raw_os_error(libc::EPERM);
+        assert_eq!(refused, format!("export 'e': {why}; some queues have moved and cannot go back"));
+        assert_eq!([0, 1].map(|queue| export.is_on(queue, &ppoll)), [true, true]);
+        assert!([0, 1].iter().all(|queue| shared.change(*queue, |_| ()).is_some()));
+
+        assert!([0, 1].iter().all(|queue| shared.stop(*queue, Leave::Nothing).wait().is_some()));
+        drop(export);
+        homes.iter().for_each(|of| of.send(EventLoop::stop));
+        [first, second].into_iter().for_each(|thread| thread.join().unwrap());
     }
 
     #[test]

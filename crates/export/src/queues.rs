@@ -372,7 +372,8 @@ impl Shared {
                 if next.is_empty() {
                     let active = queues.active.take().unwrap_or_default();
                     let (stay, go) = active.into_iter().partition(|(_, active)| is_of(&unwritten, active));
-                    queues.unwritten = stay;
+                    // To those of an earlier time: this is called where none has run since, too.
+                    queues.unwritten.extend(stay);
                     drop(queues);
                     return drop::<Vec<_>>(go);
                 }

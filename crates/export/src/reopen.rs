@@ -36,14 +36,15 @@ pub struct DiskSwap {
 
 /// Gives the queues of `exports`, which must be all that use the old disks, the new ones, at a moment when none of them
 /// has a request in flight. Returns the longest time that a queue was not served. What was written through the old ones is
-/// made stable by the first flush of the new ones, or by who [lets go](Disk::let_go_of_predecessor) of them.
+/// made stable by the first flush of the new ones, or by who [lets go](Disk::let_go_of_predecessor) of them. A new one is
+/// locked where its old one was, also if nobody has it active: the caller activates it then, and lets it go.
 ///
 /// # Errors
 ///
 /// A loop cannot run one of the new disks, or requests in flight do not end. The old ones stay in use everywhere.
 pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportError> {
     let mut locked = exports.iter().map(|export| lock_stopped(export)).collect::<Result<Vec<_>, _>>()?;
-    // From here on nobody activates or deactivates the old ones.
+    // Sessions may be locking old ones meanwhile, or giving them back; they look again which disks there are.
     for DiskSwap { old, new } in disks {
         let id = || exports.first().map_or_else(String::new, |export| export.id().to_owned());
         new.share_locks_of(old).map_err(|e| ExportError::Disk(id(), e.into()))?;

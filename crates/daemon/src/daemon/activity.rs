@@ -69,11 +69,19 @@ impl Daemon {
         self.config.exports.iter().find(|export| export.has_node(name) && has_active_disks(export))
     }
 
-    /// Leaves images that could not be written out to the exports that have them active: those see to it.
+    /// Leaves images that could not be written out to the exports that have them: those see to it when rings have run.
     pub(super) fn leave_to_exports(&mut self) {
-        let mut unwritten = std::mem::take(&mut self.unwritten);
-        unwritten.retain(|name, _| self.active_export_of(name).is_none());
-        self.unwritten = unwritten;
+        for (name, active) in std::mem::take(&mut self.unwritten) {
+            let users = self.config.exports.iter().filter(|export| export.has_node(&name));
+            let users = users.filter_map(|export| self.exports.get(&export.id));
+            // Where rings run it is written out soonest.
+            let user = users.max_by_key(|export| export.has_active_disks());
+            let kept = match user {
+                Some(export) => export.keep(active),
+                None => Some(active),
+            };
+            self.unwritten.extend(kept.map(|active| (name, active)));
+        }
     }
 
     /// Whether an image is kept as the last of its exports had it, because it could not be written out.

@@ -14,6 +14,7 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use egret_disk::Active;
 use egret_event_loop::EventNotifier;
 use egret_export::QueueCounters;
 
@@ -32,8 +33,10 @@ enum Part {
 /// What is ending, and what has.
 struct Ending {
     going: Vec<Part>,
-    sender: Sender<(Part, io::Result<()>)>,
-    receiver: Receiver<(Part, io::Result<()>)>,
+    sender: Sender<(Part, io::Result<Vec<Active>>)>,
+    receiver: Receiver<(Part, io::Result<Vec<Active>>)>,
+    /// What could not be written out, which nobody else is to have before that was tried once more.
+    unwritten: Vec<Active>,
     bell: EventNotifier,
     well: bool,
 }
@@ -41,11 +44,11 @@ struct Ending {
 impl Ending {
     fn new(bell: EventNotifier) -> Self {
         let (sender, receiver) = channel();
-        Self { going: Vec::new(), sender, receiver, bell, well: true }
+        Self { going: Vec::new(), sender, receiver, unwritten: Vec::new(), bell, well: true }
     }
 
-    /// `part` has ended when `end` returns.
-    fn begin(&mut self, part: Part, end: impl FnOnce() -> io::Result<()> + Send + 'static) {
+    /// `part` has ended when `end` returns, but for disks that are to stay active.
+    fn begin(&mut self, part: Part, end: impl FnOnce() -> io::Result<Vec<Active>> + Send + 'static) {
         let (sender, bell, what) = (self.sender.clone(), self.bell.clone(), part.clone());
         match Waiter::new("egret-ending") {
             Ok(waiter) => {
@@ -68,8 +71,12 @@ impl Ending {
         loop {
             if let Ok((part, ended)) = self.receiver.try_recv() {
                 self.going.retain(|going| *going != part);
-                if let (Part::Disk(name), Err(e)) = (part, ended) {
-                    self.fail(format_args!("blockdev '{name}': the last flush failed: {e}"));
+                match (part, ended) {
+                    (_, Ok(stay)) => self.unwritten.extend(stay),
+                    (Part::Disk(name), Err(e)) => {
+                        self.fail(format_args!("blockdev '{name}': the last flush failed: {e}"))
+                    }
+                    (_, Err(_)) => {}
                 }
                 return true;
             }
@@ -106,30 +113,32 @@ impl Daemon {
         let counters: Vec<(String, Vec<Arc<QueueCounters>>)> = counters.collect();
         self.units.clear();
         for (id, export) in std::mem::take(&mut self.exports) {
-            let end = move || {
-                drop(export);
-                Ok(())
-            };
-            ending.begin(Part::Client(TornDown::Export { id }), end);
+            ending.begin(Part::Client(TornDown::Export { id }), move || Ok(export.end()));
         }
         for (what, thread) in self.teardowns.going() {
             let end = move || {
                 let _ = thread.join();
-                Ok(())
+                Ok(Vec::new())
             };
             ending.begin(Part::Client(what), end);
         }
+        ending.unwritten.extend(std::mem::take(&mut self.unwritten).into_values());
         loop {
+            // Those of what was torn down before, which nobody takes any more.
+            ending.unwritten.extend(self.teardowns.take().1);
             for name in self.disks.keys().cloned().collect::<Vec<_>>() {
                 if !ending.going.iter().any(|part| self.uses(part, &name))
                     && let Some(disk) = self.disks.remove(&name)
                 {
-                    let held = (self.held.remove(&name), self.unwritten.remove(&name));
+                    let is_of = |active: &mut Active| Arc::ptr_eq(active.disk(), &disk);
+                    let unwritten: Vec<_> = ending.unwritten.extract_if(.., is_of).collect();
+                    let held = self.held.remove(&name);
                     // It is left to others and closed there, too, which may take as long.
                     let end = move || {
-                        let flushed = disk.flush();
-                        drop(held);
-                        flushed
+                        // Where flushes are ignored that is written out, too.
+                        let flushed = if unwritten.is_empty() { disk.flush() } else { disk.write_out() };
+                        drop((held, unwritten));
+                        flushed.map(|()| Vec::new())
                     };
                     ending.begin(Part::Disk(name), end);
                 }
@@ -138,7 +147,7 @@ impl Daemon {
                 for (name, io_thread) in std::mem::take(&mut self.io_threads) {
                     let end = move || {
                         drop(io_thread);
-                        Ok(())
+                        Ok(Vec::new())
                     };
                     ending.begin(Part::IoThread(name), end);
                 }
@@ -150,6 +159,7 @@ impl Daemon {
         // To drop them is to wait for them.
         std::mem::forget(std::mem::take(&mut self.io_threads));
         std::mem::forget(std::mem::take(&mut self.disks));
+        std::mem::forget(std::mem::take(&mut ending.unwritten));
         let in_flight = |id: &str| {
             let queues = counters.iter().filter(|(export, _)| export == id).flat_map(|(_, queues)| queues);
             queues.map(|queue| queue.in_flight.get()).sum()

@@ -79,6 +79,7 @@ impl Daemon {
             }
             return Err(e.into());
         }
+        self.leave_to_exports();
         Ok(())
     }
 
@@ -105,7 +106,7 @@ impl Daemon {
             self.registry.unregister_export(id);
             let what = TornDown::Export { id: id.to_owned() };
             match waiter {
-                Some(waiter) => self.teardowns.add(waiter, what, move || export.end()),
+                Some(waiter) => self.teardowns.add(waiter, what, move || export.end_and_write_out()),
                 None => {
                     drop(export);
                     self.teardowns.add_gone(what);

@@ -38,7 +38,7 @@ impl Daemon {
         }
         let loops: Vec<_> = owners.map(|owner| self.io_threads[owner].handle().clone()).collect();
         let placed = running.run_on(&loops);
-        if let Err(ExportError::Scattered(_)) = placed {
+        if let Err(ExportError::Scattered(_) | ExportError::Stuck(..)) = placed {
             for (queue, on) in (0..).zip(&loops) {
                 if running.is_on(queue, on) {
                     let owner = object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD);
@@ -85,8 +85,10 @@ impl Daemon {
             old.leave_locks();
             drop(old);
             let_go_of_predecessor(Arc::clone(&new), gone.clone());
+            // It has the old one's locks, also where the old one was locked for a moment alone, by a session that goes on to
+            // another disk, say: then nobody unlocks this one but who had it active last, which is here.
+            let _until_handed_over = new.is_active().then(|| new.activate());
             for held in [self.held.get_mut(&name), self.unwritten.get_mut(&name)].into_iter().flatten() {
-                // It has the old one's locks already.
                 if let Ok(active) = new.activate() {
                     *held = active;
                 }

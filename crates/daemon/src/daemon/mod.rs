@@ -82,7 +82,8 @@ pub struct Daemon {
     disks: BTreeMap<String, Arc<Disk>>,
     /// The disks that `blockdev-set-active` has active; each is one of `disks`.
     held: BTreeMap<String, Active>,
-    /// The disks that units which are gone have left active, because they could not be written out; each is one of `disks`.
+    /// The disks that exports and units which are gone have left active, because they could not be written out, and that no
+    /// other export has; each is one of `disks`.
     unwritten: BTreeMap<String, Active>,
     /// What images have lost that are about to be opened otherwise, by blockdev.
     losses: BTreeMap<String, Loss>,

@@ -108,7 +108,7 @@ impl Teardowns {
     }
 
     /// What is gone, and the disks of it that stay active.
-    fn take(&mut self) -> (Vec<TornDown>, Vec<Active>) {
+    pub(super) fn take(&mut self) -> (Vec<TornDown>, Vec<Active>) {
         self.bell.clear();
         let mut stay = Vec::new();
         while let Ok((ended, stays)) = self.receiver.try_recv() {

@@ -1,5 +1,7 @@
 use std::path::Path;
+use std::sync::Arc;
 
+use egret_disk::Disk;
 use egret_vocabulary::Config;
 use serde_json::json;
 
@@ -179,7 +181,33 @@ fn a_node_that_is_reopened_keeps_its_limits() {
     let mut otherwise = file("d0", place.path());
     otherwise["discard"] = json!("unmap");
     run(&mut daemon, "blockdev-reopen", json!({"options": [otherwise]})).unwrap();
-    assert!(std::sync::Arc::ptr_eq(&before, &group(&daemon)));
+    assert!(Arc::ptr_eq(&before, &group(&daemon)));
+}
+
+#[test]
+fn a_disk_that_was_locked_for_a_moment_alone_when_it_was_reopened_is_unlocked_unless_somebody_has_it_locked() {
+    for is_held in [false, true] {
+        let place = tempfile::tempdir().unwrap();
+        let mut daemon = daemon(place.path());
+        run(&mut daemon, "block-export-del", json!({"id": "e0"})).unwrap();
+        daemon.take_torn_down();
+        let mut lets_go = export("e1", "d0", place.path(), true);
+        lets_go["allow-inactive"] = json!(true);
+        run(&mut daemon, "block-export-add", lets_go).unwrap();
+        let old = Arc::clone(&daemon.disks_by_name()["d0"]);
+        // As by a session, which may go on to lock another disk, and fail.
+        let for_a_moment = old.activate().unwrap();
+        if is_held {
+            run(&mut daemon, "blockdev-set-active", json!({"node-name": "d0", "active": true})).unwrap();
+        }
+        let mut otherwise = file("d0", place.path());
+        otherwise["discard"] = json!("unmap");
+        run(&mut daemon, "blockdev-reopen", json!({"options": [otherwise]})).unwrap();
+        drop(for_a_moment);
+        assert_eq!(daemon.disks_by_name()["d0"].is_active(), is_held);
+        let elsewhere = Arc::new(Disk::open(old.options()).unwrap());
+        assert_eq!(elsewhere.activate().is_ok(), !is_held);
+    }
 }
 
 #[test]
