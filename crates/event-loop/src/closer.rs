@@ -42,6 +42,8 @@ const PATIENCE: Duration = Duration::from_millis(1);
 /// Threads that close a file each. Beyond them files stay open until one of them is done. So do other descriptors that
 /// nobody has an [`Allowance`] for, if so many threads are being kept by some.
 const MOST_THREADS: usize = 16;
+/// When one tries again to have a thread, where there was no room for it.
+const AGAIN: Duration = Duration::from_millis(100);
 /// For how long the thread that closes one after the other may be at one, while others wait, before another goes on with them.
 const TOO_LONG: Duration = Duration::from_millis(10);
 const NAME: &str = "egret-closer";
@@ -61,6 +63,8 @@ struct State {
     files: VecDeque<OwnedFd>,
     /// How many threads close one.
     threads: usize,
+    /// There was no room for another: until when none is tried.
+    is_short_until: Option<Instant>,
     /// How many others are being closed that nobody has an allowance for: by the thread whose turn it is, and by those whose
     /// turn it was when they began.
     unallowed: usize,
@@ -87,6 +91,7 @@ impl Closer {
             waiting: VecDeque::new(),
             files: VecDeque::new(),
             threads: 0,
+            is_short_until: None,
             unallowed: 0,
             has_begun: false,
             turns: 0,
@@ -105,7 +110,13 @@ impl State {
     }
 
     fn has_file(&self) -> bool {
-        self.threads < MOST_THREADS && !self.files.is_empty()
+        self.threads < MOST_THREADS && !self.files.is_empty() && self.is_short_for().is_none()
+    }
+
+    /// For how long no thread is tried for a file.
+    fn is_short_for(&self) -> Option<Duration> {
+        let left = self.is_short_until?.saturating_duration_since(Instant::now());
+        (left > Duration::ZERO).then_some(left)
     }
 
     fn has_work(&self) -> bool {
@@ -119,7 +130,7 @@ static CLOSER: Closer = Closer::new();
 /// calling thread is confined.
 ///
 /// # Errors
-/// There is no room for a thread or a timer.
+/// There is no room for the threads or a timer.
 pub fn begin() -> io::Result<()> {
     let mut state = CLOSER.lock();
     if state.has_begun {
@@ -130,12 +141,13 @@ pub fn begin() -> io::Result<()> {
     let bounds = Bounds::of_this_thread();
     let closer = move || {
         bounds.narrow(ThreadKind::Closer);
-        drop(sender.send(Timer::start().map(drop)));
+        // Relief from the start: later there may be no room for it, and somebody who does not come back.
+        drop(sender.send(Timer::start().map(drop).and_then(|()| CLOSER.relieve())));
         CLOSER.run();
     };
     thread::Builder::new().name(NAME.to_owned()).stack_size(STACK).spawn(closer)?;
     made.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
-    state.has_begun = true;
+    (state.has_begun, state.stands_by) = (true, true);
     Ok(())
 }
 
@@ -261,14 +273,21 @@ impl Closer {
                     self.closed(turn, counted.is_none());
                 }
                 Work::File(file) => {
-                    let place = Place;
-                    // Where no thread can be had this is dropped, and both with it.
+                    let place = Place(self);
+                    // What no thread can be had for is dropped here: not the file, which may never be closed.
+                    let (give, given) = sync_channel::<OwnedFd>(1);
                     let close = move || {
-                        drop(file);
+                        drop(given.recv());
                         drop(place);
                     };
                     let thread = thread::Builder::new().name("peer-close".to_owned()).stack_size(STACK);
-                    drop(thread.spawn(close));
+                    if thread.spawn(close).is_ok() {
+                        drop(give.send(file));
+                    } else {
+                        let mut state = self.lock();
+                        state.files.push_front(file);
+                        state.is_short_until = Some(Instant::now() + AGAIN);
+                    }
                 }
             }
         }
@@ -289,20 +308,23 @@ impl Closer {
                 None => self.is_late.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
         }
-        (state.since, state.stands_by, state.watches) = (None, false, false);
+        // The first takes over from nobody.
+        state.stands_by &= state.turns == 0;
+        (state.since, state.watches) = (None, false);
         state.turns += 1;
         state.turns
     }
 
     /// Has a thread there that takes over.
     fn have_relief(&'static self) {
-        if !std::mem::replace(&mut self.lock().stands_by, true) {
-            let thread = thread::Builder::new().name(NAME.to_owned()).stack_size(STACK);
-            if thread.spawn(move || self.run()).is_err() {
-                // There may be room for it when there is something else to close.
-                self.lock().stands_by = false;
-            }
+        if !std::mem::replace(&mut self.lock().stands_by, true) && self.relieve().is_err() {
+            // There may be room for it when there is something else to close.
+            self.lock().stands_by = false;
         }
+    }
+
+    fn relieve(&'static self) -> io::Result<()> {
+        thread::Builder::new().name(NAME.to_owned()).stack_size(STACK).spawn(move || self.run()).map(drop)
     }
 
     /// What to do next, if it is this thread's turn still.
@@ -324,7 +346,12 @@ impl Closer {
                 self.has_room.notify_all();
                 return Some(Work::Descriptor(left));
             }
-            state = self.has_work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = match state.is_short_for() {
+                Some(left) if !state.files.is_empty() => {
+                    self.has_work.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+                _ => self.has_work.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
         }
         None
     }
@@ -349,13 +376,13 @@ enum Work {
 }
 
 /// The place of a thread that closes a file.
-struct Place;
+struct Place(&'static Closer);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut state = CLOSER.lock();
+        let mut state = self.0.lock();
         state.threads -= 1;
-        CLOSER.has_more(&state);
+        self.0.has_more(&state);
     }
 }
 
@@ -425,6 +452,7 @@ mod tests {
     use rustix::net::sockopt::set_socket_linger;
 
     use super::*;
+    use crate::refuse::refuse;
     use crate::rights::tests::send_fd;
 
     /// A socket that waits for an hour when it is closed, and its other end.
@@ -534,6 +562,37 @@ mod tests {
         thread::spawn(move || closer.run());
         assert!(is_closed(other), "it goes on with what no file system has");
         assert_eq!(closer.lock().files.len(), 1, "the thread that closes all others closes no file");
+    }
+
+    #[test]
+    fn where_no_thread_can_be_had_files_wait_and_nothing_else() {
+        handle_signal().unwrap();
+        let [(before, other_before), (after, other_after)] = [(); 2].map(|()| UnixStream::pair().unwrap());
+        let closer = made(|state| {
+            state.files.push_back(file());
+            state.waiting.push_back(left(before));
+        });
+        thread::spawn(move || {
+            for call in [libc::SYS_clone, libc::SYS_clone3] {
+                refuse(call, libc::EAGAIN);
+            }
+            closer.run();
+        });
+        assert!(is_closed(other_before));
+        let state = closer.lock();
+        assert_eq!((state.files.len(), state.threads), (1, 0), "it is not closed by who closes everything");
+        drop(state);
+        closer.leave(left(after));
+        assert!(is_closed(other_after));
+        // Nor is it forgotten.
+        let (thread, is_there) = sync_channel(0);
+        thread::spawn(move || {
+            let mut state = closer.lock();
+            (state.turns, state.since) = (2, None);
+            drop(state);
+            thread.send(matches!(closer.next(2), Some(Work::File(_)))).unwrap();
+        });
+        assert_eq!(is_there.recv_timeout(Duration::from_secs(30)), Ok(true));
     }
 
     /// As if a thread had its turn that never comes back.
