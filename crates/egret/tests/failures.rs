@@ -331,8 +331,9 @@ fn of_flushes_at_once_none_succeeds_where_the_page_cache_has_lost_a_write() {
     let mut failing = Failing::start("cache.direct=off");
     // Linux tells one of them; which, and how many ask before it does, is not the same each time.
     for round in 0..20 {
-        failing.disk.first().write(0, &[round; 4096]).unwrap();
+        // First, because Linux may write back what is cached at any time.
         inject(&failing.faulty, IoType::Write, ErrnoName::Eio, 1);
+        failing.disk.first().write(0, &[round; 4096]).unwrap();
         assert_eq!(flush_at_once(&mut failing.disk), [-5; 8], "in round {round}");
         failing.reopen(json!({"direct": false}), "off");
         assert_eq!(flush_at_once(&mut failing.disk), [0; 8], "after round {round}");
@@ -478,8 +479,15 @@ fn what_was_written_before_a_disk_was_reopened_is_stable_after_its_next_flush_or
         // It cannot be written, and who was told first is somebody else: nobody (0), or whoever has the device open (1).
         for told in 0..2 {
             let case = format!("{was_direct} to {is_direct}, {told} told");
-            failing.disk.first().write(MIB / 2, &[2 + told; 4096]).unwrap();
+            let write = |disk: &mut Disk| disk.first().write(MIB / 2, &[2 + told; 4096]).unwrap();
+            // Linux may write back what is cached at any time, and what is not cached is written at once.
+            if was_direct {
+                write(&mut failing.disk);
+            }
             inject(&failing.faulty, IoType::Write, ErrnoName::Eio, 1);
+            if !was_direct {
+                write(&mut failing.disk);
+            }
             if told == 1 {
                 assert_eq!(beside.sync_data().is_err(), !was_direct, "{case}");
             }
@@ -513,14 +521,14 @@ fn a_disk_that_hangs_with_what_was_written_can_be_reopened_and_its_flushes_wait(
         return;
     }
     let mut failing = Failing::start("cache.direct=off");
-    failing.disk.first().write(MIB / 2, &[1; 4096]).unwrap();
     let never = Fault { iotype: Some(IoType::Write), sectors: None, after: 0, times: None, effect: Effect::Never };
     failing.faulty.tell(Order::Inject(never)).unwrap();
+    failing.disk.first().write(MIB / 2, &[1; 4096]).unwrap();
     for detect_zeroes in ["on", "off"] {
         failing.reopen(json!({}), detect_zeroes);
     }
     let Failing { server, mut qmp, mut disk, ref faulty, .. } = failing;
-    assert_eq!(faulty.tell(Order::Status).unwrap().waiting, 1);
+    await_that("the disk to hang", || faulty.tell(Order::Status).unwrap().waiting == 1);
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let flush = scope.spawn(|| {

@@ -365,7 +365,7 @@ fn a_client_that_leaves_in_the_middle_of_its_requests_takes_nothing_with_it() {
 
 #[test]
 fn memory_removed_under_requests_in_flight_is_let_go_after_them() {
-    let mut scene = Scene::open_with(Scratch::new(), |options| options.null("d0", "latency-ns=100000000"));
+    let mut scene = Scene::open_with(Scratch::new(), |options| options.null("d0", "latency-ns=1000000000"));
     scene.survives("a removal", |socket, _| {
         let mut guest = Guest::boot(socket);
         guest.describe_read(4096);

@@ -489,7 +489,7 @@ fn a_ring_waits_for_a_disk_that_another_has_locked_and_its_session_ends_when_tha
     let io = IoThread::start();
     let (_image, options) = may_be_inactive();
     let other = Arc::new(Disk::open(&options).unwrap());
-    for is_given_up in [true, false] {
+    let gives_up = |is_given_up: bool| {
         let locked = other.activate().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         let disk = Arc::new(Disk::open(&options).unwrap());
@@ -500,12 +500,15 @@ fn a_ring_waits_for_a_disk_that_another_has_locked_and_its_session_ends_when_tha
         let begun = Instant::now();
         let _ring = kick_ring(&mut peer, 0);
         peer.say(SET_VRING_ENABLE, NEED_REPLY, &words(&[0, 1]), &[]);
-        if !is_given_up {
-            drop(locked);
-        }
-        assert_eq!(peer.hear(), Some(longs(&[is_given_up.into()])));
-        assert!(!is_given_up || begun.elapsed() >= LOCK_PATIENCE);
-    }
+        let locked = is_given_up.then_some(locked);
+        let gives_up = peer.hear().expect("an answer") != longs(&[0]);
+        assert!(!gives_up || begun.elapsed() >= LOCK_PATIENCE);
+        drop(locked);
+        gives_up
+    };
+    assert!(gives_up(true));
+    // The other may not come to let go in time, but not again and again.
+    assert!((0..10).any(|_| !gives_up(false)));
 }
 
 #[test]
@@ -586,13 +589,20 @@ fn a_ring_has_a_size_that_is_a_power_of_two_unless_it_is_packed_and_no_more_than
 #[test]
 fn a_message_in_pieces_is_put_together() {
     let io = IoThread::start();
-    let (mut peer, _export) = peer(&io);
     let message = [words(&[GET_QUEUE_NUM, 1, 0]), words(&[SET_VRING_BASE, 1, 8, 1, 5])].concat();
-    for byte in message {
-        peer.0.write_all(&[byte]).unwrap();
-    }
-    assert_eq!(peer.hear().unwrap(), 3u64.to_ne_bytes());
-    assert_eq!(peer.ask(GET_VRING_BASE, &words(&[1, 0])), Some(words(&[1, 5])));
+    // A message may take only so long, and this thread may not run meanwhile; but not again and again.
+    let is_put_together = |_| {
+        let (mut peer, _export) = peer(&io);
+        if !message.iter().all(|byte| peer.0.write_all(&[*byte]).is_ok()) {
+            return false;
+        }
+        let Some(queues) = peer.hear() else { return false };
+        assert_eq!(queues, 3u64.to_ne_bytes());
+        let Some(base) = peer.ask(GET_VRING_BASE, &words(&[1, 0])) else { return false };
+        assert_eq!(base, words(&[1, 5]));
+        true
+    };
+    assert!((0..10).any(is_put_together));
 }
 
 #[test]

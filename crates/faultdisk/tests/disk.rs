@@ -135,7 +135,7 @@ fn a_request_that_never_ends_is_run_when_it_is_released_and_fails_when_the_power
 fn late_requests_are_overtaken_and_none_lands_after_the_power_was_gone() {
     let test = "late_requests_are_overtaken_and_none_lands_after_the_power_was_gone";
     let Some((disk, file, _folder)) = mounted(test) else { return };
-    inject(&disk, IoType::Write, Effect::LateMs(3000));
+    inject(&disk, IoType::Write, Effect::LateMs(30_000));
     let writer = file.try_clone().unwrap();
     let late = thread::spawn(move || writer.write_at(&[7; 512], 0));
     while disk.tell(Order::Status).unwrap().waiting == 0 {

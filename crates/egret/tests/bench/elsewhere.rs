@@ -72,8 +72,8 @@ fn fio_runs_through_openssh_on_sixteen_disks_at_once() {
     let lab = Lab::new(&format!(
         "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'null'\n\
          [[subject]]\nname = 'there'\nstack = 'ssh'\nclient = 'ssh:machine'\ndisk = [{}]\n\
-         [[load]]\ndisks = [1, 16]\nramp_time = '100ms'\nruntime = '1s'\n\
-         [[load]]\nname = 'across'\nrw = 'randwrite'\ndisks = 16\nacross_disks = true\nramp_time = 0\nruntime = '1s'\n\
+         [[load]]\ndisks = [1, 16]\nramp_time = '100ms'\nruntime = '2s'\n\
+         [[load]]\nname = 'across'\nrw = 'randwrite'\ndisks = 16\nacross_disks = true\nramp_time = 0\nruntime = '2s'\n\
          [[load]]\nname = 'too many'\ndisks = 17\n",
         named.join(", ")
     ));
@@ -115,7 +115,7 @@ fn several_devices_are_loaded_at_once_and_have_the_scheduler_that_a_subject_asks
              [[subject]]\nname = 'none such'\nstack = 'host'\nscheduler = 'none-such'\n{more}"
         )
     };
-    let load = "[[load]]\ndisks = 3\nrw = 'randwrite'\nramp_time = 0\nruntime = '1s'\n\
+    let load = "[[load]]\ndisks = 3\nrw = 'randwrite'\nramp_time = 0\nruntime = '2s'\n\
                 [[load]]\nname = 'mine'\njobfile = 'mine.fio'\n";
     let lab = Lab::new(&plan(&paths.iter().collect::<Vec<_>>(), load));
     let job = format!(

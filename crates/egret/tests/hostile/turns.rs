@@ -7,19 +7,24 @@ use std::path::PathBuf;
 
 use crate::scene::{GIB, MIB, Scene, Victim, variants};
 use crate::support::attacker::{Ask, Attacker, DATA, SIZE, Variant};
+use crate::support::await_that;
 
 /// Buffers of one chain, as many as QEMU's: they are all the same memory.
 const PIECES: usize = 1022;
 /// As many reads of the neighbour's must end meanwhile, one after the other.
 const MEANWHILE: u64 = 64;
 
-/// Publishes `attacker`'s chains, and waits for them; the neighbour must not have to.
-fn leaves_room(scene: &Scene, what: &str, attacker: &mut Attacker) {
-    let meanwhile = scene.neighbour.pages_during(|| {
-        attacker.publish();
-        attacker.await_all_or_end();
+/// Publishes the chains that `ask` makes, and waits for them; the neighbour must not have to. Its own thread may not have run
+/// meanwhile, but not again and again.
+fn leaves_room(scene: &Scene, what: &str, attacker: &mut Attacker, ask: impl Fn(&mut Attacker)) {
+    await_that(&format!("the neighbour to do {MEANWHILE} reads beside {what}, {:?}", scene.variant), || {
+        ask(attacker);
+        let meanwhile = scene.neighbour.pages_during(|| {
+            attacker.publish();
+            attacker.await_all_or_end();
+        });
+        meanwhile >= MEANWHILE
     });
-    assert!(meanwhile >= MEANWHILE, "beside {what}, {:?}, the neighbour did {meanwhile} reads", scene.variant);
 }
 
 #[test]
@@ -55,8 +60,9 @@ fn reads_that_the_kernel_copies_at_once_leave_room_for_the_neighbour() {
         scene.survives("large reads of what is cached", |scene| {
             let mut attacker = scene.attacker(4 * MIB);
             let buffers = vec![(DATA, 4 * MIB as u32); 16];
-            (0..96).for_each(|_| attacker.ask(Ask::Read { at: 0 }, &buffers));
-            leaves_room(scene, disk, &mut attacker);
+            leaves_room(scene, disk, &mut attacker, |attacker| {
+                (0..96).for_each(|_| attacker.ask(Ask::Read { at: 0 }, &buffers));
+            });
         });
         scene.close();
     }
@@ -69,8 +75,9 @@ fn large_writes_that_are_looked_at_for_zeroes_leave_room_for_the_neighbour() {
         scene.survives("large writes of zeroes", |scene| {
             let mut attacker = scene.attacker(4 * MIB);
             let buffers = vec![(DATA, 4 * MIB as u32); 16];
-            (0..8).for_each(|_| attacker.ask(Ask::Write { at: 0 }, &buffers));
-            leaves_room(scene, "zero detection", &mut attacker);
+            leaves_room(scene, "zero detection", &mut attacker, |attacker| {
+                (0..8).for_each(|_| attacker.ask(Ask::Write { at: 0 }, &buffers));
+            });
         });
         scene.close();
     }
@@ -87,8 +94,9 @@ fn zero_fills_on_one_disk_leave_workers_for_another() {
             Scene::open_beside(variant, &Victim::At(&image, "aio=threads"), "aio=threads,cache.direct=on", None);
         scene.survives("256 zero-fills", |scene| {
             let mut attacker = scene.attacker(MIB);
-            (0..256).for_each(|_| attacker.ask(Ask::WriteZeroes { at: 0, len: 32 * MIB }, &[]));
-            leaves_room(scene, "256 zero-fills", &mut attacker);
+            leaves_room(scene, "256 zero-fills", &mut attacker, |attacker| {
+                (0..256).for_each(|_| attacker.ask(Ask::WriteZeroes { at: 0, len: 32 * MIB }, &[]));
+            });
         });
         scene.close();
     }

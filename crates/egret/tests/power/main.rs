@@ -215,13 +215,14 @@ impl Round {
 /// Waits until nothing that a loop device had cached can reach the disk any more.
 fn detach(device: Option<LoopDevice>, path: PathBuf) {
     let Some(device) = device else { return };
-    drop(device);
     let name = path.file_name().expect("a device").to_owned();
     let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
-    await_that("the loop device to be free", || {
-        // Another test may have taken it since, over another file.
-        !std::fs::read_to_string(&backing).is_ok_and(|file| file.trim().ends_with("/disk"))
-    });
+    let file = || std::fs::read_to_string(&backing).ok();
+    let ours = file();
+    assert!(ours.is_some(), "it has a file");
+    drop(device);
+    // Another test may have taken it since, over another file.
+    await_that("the loop device to be free", || file() != ours);
 }
 
 #[test]

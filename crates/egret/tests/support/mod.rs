@@ -43,10 +43,20 @@ pub mod survivor;
 pub mod vm;
 pub mod wire;
 
+use std::io;
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test gives up; generous, because only a failing test waits that long.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a read comes to that failed, where that is an end of the stream: with something left unread, it is reset. A timeout is
+/// none.
+///
+/// # Errors
+/// The others.
+pub fn reset_is_end(e: io::Error) -> io::Result<usize> {
+    if e.kind() == io::ErrorKind::ConnectionReset { Ok(0) } else { Err(e) }
+}
 
 /// Waits until `look` finds something; for what has no descriptor to wait on, such as another process's threads.
 ///

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blkio::ReqFlags;
 use rustix::process::{Pid, Signal, kill_process};
@@ -177,7 +177,7 @@ pub fn has_servers_or_skips(test: &str) -> bool {
 /// request fails, and `image` holds what was written last.
 pub fn outages_cost_time_alone(server: &Server, export: &Path, image: &Path, mut again: impl FnMut()) {
     const EXTENT: Range<u64> = 0..8 << 20;
-    let stop = AtomicBool::new(false);
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     /// Stops the load, also where something else has failed.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
@@ -188,25 +188,32 @@ pub fn outages_cost_time_alone(server: &Server, export: &Path, image: &Path, mut
     std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             let mut disk = Disk::connect(export).unwrap();
-            let mut rounds = 0;
             while !stop.load(Ordering::Relaxed) {
-                rounds += 1;
-                disk.first().write_pattern(EXTENT, rounds).unwrap();
+                let round = rounds.fetch_add(1, Ordering::Relaxed) + 1;
+                disk.first().write_pattern(EXTENT, round).unwrap();
                 disk.first().flush().unwrap();
-                disk.first().verify_pattern(EXTENT, rounds).unwrap();
+                disk.first().verify_pattern(EXTENT, round).unwrap();
             }
-            rounds
         });
         let stopping = Stop(&stop);
-        for outage in 1..=3 {
+        let connected = || server.log().iter().filter(|line| line.contains("connected to its server")).count();
+        let begun = || rounds.load(Ordering::Relaxed);
+        let mut round = 0;
+        for _ in 0..3 {
+            await_that("the load to go on", || {
+                assert!(!load.is_finished());
+                begun() > round
+            });
+            let before = connected();
             again();
             await_that("the daemon to be connected again", || {
                 assert!(!load.is_finished());
-                server.log().iter().filter(|line| line.contains("connected to its server")).count() >= outage
+                connected() > before
             });
+            round = begun();
         }
         drop(stopping);
-        let rounds = load.join().unwrap();
-        Disk::open(image, false).unwrap().first().verify_pattern(EXTENT, rounds).unwrap();
+        load.join().unwrap();
+        Disk::open(image, false).unwrap().first().verify_pattern(EXTENT, begun()).unwrap();
     });
 }

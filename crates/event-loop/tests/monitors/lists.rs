@@ -78,6 +78,8 @@ fn a_source_is_on_the_list_of_those_that_are_looked_at_once_if_it_has_had_work()
     for _ in 0..20 {
         outside.ring();
         hear_work(&hear, 1);
+        // What it has dispatched it puts on the list in the same turn, the end of which this is.
+        while hear.recv_timeout(PATIENCE).expect("the turn ends") != Heard::Notified {}
         assert_eq!(queues(), 1);
     }
     handle.send(EventLoop::stop);

@@ -7,7 +7,7 @@ use egret_vring::vhost_user::protocol_feature;
 
 use super::*;
 use crate::peer::{
-    GET_PROTOCOL_FEATURES, GET_VRING_BASE, GET_VRING_BASE_SKIP_DRAIN, SET_PROTOCOL_FEATURES, longs, words,
+    GET_PROTOCOL_FEATURES, GET_VRING_BASE, GET_VRING_BASE_SKIP_DRAIN, SET_PROTOCOL_FEATURES, await_that, longs, words,
 };
 
 const READS: u64 = 5;
@@ -39,9 +39,7 @@ fn check(shape: Rings, recorded: bool, dropped: u64, request: u32, leaves: bool)
         vm.add(0, &[Piece { addr: at, len: 16 }], &[data, status]);
     }
     vm.publish();
-    while export.stats().in_flight < READS - 2 {
-        std::thread::yield_now();
-    }
+    await_that("the reads to be taken in", || export.stats().in_flight >= READS - 2);
     let answer = vm.peer.ask(request, &words(&[0, 0])).unwrap();
     assert_eq!(answer[..4], 0u32.to_ne_bytes());
     let is_busy = recorded && {
@@ -97,9 +95,8 @@ fn a_ring_that_waits_for_its_disk_alone_lets_its_thread_sleep() {
         let (data, status) = (Piece { addr: DATA + 512, len: 512 }, Piece { addr: DATA + 16, len: 1 });
         vm.add(0, &[Piece { addr: DATA, len: 16 }], &[data, status]);
         vm.publish();
-        while export.stats().in_flight == 0 {
-            std::thread::yield_now();
-        }
+        // Where it has ended by then, this shows nothing.
+        await_that("the read to be taken in", || export.stats().in_flight > 0 || vm.rings[0].driver.has_used());
         let before = io.0.counters().turns.get();
         vm.peer.ask(GET_VRING_BASE_SKIP_DRAIN, &words(&[0, 0])).unwrap();
         let turns = io.0.counters().turns.get() - before;

@@ -12,6 +12,7 @@ use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use crate::gate::Gate;
 use crate::peer::{
     GET_QUEUE_NUM, GET_VRING_BASE, IoThread, Peer, RING_EVENT_IDX, RING_PACKED, SET_MEM_TABLE, SET_VRING_ADDR,
     SET_VRING_BASE, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_NUM, await_that,
@@ -236,19 +237,20 @@ pub fn started_with(io: &IoThread, disk: Arc<Disk>, layout: Layout) -> (Machine,
     (Machine::boot(ours, layout), export)
 }
 
-/// All queues have stopped but one, which stops while it waits for a read of half a second.
-pub fn stopping(io: &IoThread) -> (Arc<Disk>, Machine, Export) {
-    let slow = disk(Nanos::from_millis(500));
+/// All queues have stopped but one, which stops while it waits for a read that this gate keeps.
+pub fn stopping(io: &IoThread) -> (Gate, Arc<Disk>, Machine, Export) {
+    let gate = Gate::new();
+    let slow = gate.disk();
     let (mut machine, export) = started_with(io, Arc::clone(&slow), Layout::Split);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
     for queue in [CONTROL, EVENTS] {
         assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
     }
     machine.send(FIRST, &READ, 4096);
-    await_that("the read to begin", || export.stats().in_flight == 1);
+    gate.await_kept(1);
     machine.peer.say(GET_VRING_BASE, 0, &words(&[REQUESTS, 0]), &[]);
     await_that("the last queue to be stopping", || !export.has_running_queues());
-    (slow, machine, export)
+    (gate, slow, machine, export)
 }
 
 pub fn listening(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {

@@ -1,5 +1,6 @@
 //! An export of a virtio-scsi device, whose units come, go and grow while a front-end drives its rings.
 
+mod gate;
 mod live;
 mod machine;
 #[path = "../peer/mod.rs"]
@@ -17,8 +18,10 @@ use egret_export::ExportError;
 use egret_vring::memory::Region;
 use egret_vring::ring::{InflightConfig, PACKED_BASE};
 
+use gate::Gate;
 use machine::*;
 use peer::{GET_VRING_BASE, IoThread, RING_PACKED, SET_INFLIGHT_FD, longs, words};
+use waiting::{await_waiting, manage_to_wait};
 
 #[test]
 fn a_unit_that_comes_while_the_queues_run_is_told_of_served_resized_and_taken_away_again() {
@@ -86,16 +89,14 @@ fn buffers_for_events_stay_in_the_ring_when_the_queue_stops() {
 #[test]
 fn a_reset_of_a_unit_is_answered_after_the_commands_that_it_ends() {
     let io = IoThread::start();
-    let (mut machine, _export) = started(&io, Nanos::from_millis(500));
+    let gate = Gate::new();
+    let (mut machine, export) = started_with(&io, gate.disk(), Layout::Split);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
     machine.send(FIRST, &READ, 4096);
-    // The request is on its way when the task is found: wait for that, by asking.
-    let tmf = |machine: &mut Machine, function: u8| {
-        machine.manage(function);
-        machine.managed()
-    };
-    while tmf(&mut machine, 6) != 10 {}
-    assert_eq!(tmf(&mut machine, 5), 0);
+    gate.await_kept(1);
+    manage_to_wait(&mut machine, &export, UNIT_RESET);
+    gate.open();
+    assert_eq!(machine.managed(), 0);
     assert!(machine.rings[REQUESTS as usize].driver.has_used(), "its commands come first");
     assert_eq!(machine.answer(), (4, 0, 0));
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
@@ -104,7 +105,8 @@ fn a_reset_of_a_unit_is_answered_after_the_commands_that_it_ends() {
 #[test]
 fn a_function_that_a_dead_daemon_left_behind_comes_after_the_commands_that_it_left_behind_with_it() {
     let io = IoThread::start();
-    let (stream, _export) = listening(&io, disk(Nanos::from_millis(50)));
+    let gate = Gate::new();
+    let (stream, export) = listening(&io, gate.disk());
     let mut machine = Machine::new(stream, Layout::Split);
     // The first command is told of the power on; the second is there to be aborted.
     machine.send(FIRST, &READ, 4096);
@@ -126,6 +128,8 @@ fn a_function_that_a_dead_daemon_left_behind_comes_after_the_commands_that_it_le
     machine.peer.say(SET_INFLIGHT_FD, 0, &message, &[record.file.as_fd()]);
     // The control queue is the first.
     machine.start_rings();
+    await_waiting(&mut machine, &export);
+    gate.open();
     assert_eq!(machine.managed(), 0);
     let requests = &mut machine.rings[REQUESTS as usize].driver;
     assert!(requests.reap().unwrap().is_some() && requests.reap().unwrap().is_some(), "its commands come first");
@@ -149,7 +153,8 @@ fn a_unit_that_goes_away_with_commands_in_flight_ends_them_and_the_session_ends_
 #[test]
 fn who_waits_for_the_disk_of_a_unit_that_was_taken_away_waits_for_a_queue_that_stops_with_it() {
     let io = IoThread::start();
-    let (slow, mut machine, export) = stopping(&io);
+    let (gate, slow, mut machine, export) = stopping(&io);
+    gate.open_later();
     drop(export.remove_lun(FIRST).unwrap().wait());
     assert!(machine.rings[REQUESTS as usize].driver.has_used() && Arc::strong_count(&slow) == 1);
     assert!(machine.peer.hear().is_some());

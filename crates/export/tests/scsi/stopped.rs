@@ -21,9 +21,11 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
+use crate::gate::Gate;
 use crate::machine::*;
 use crate::peer::{
-    ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, SET_INFLIGHT_FD, SET_LOG_BASE, export_config, longs, words,
+    ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, SET_INFLIGHT_FD, SET_LOG_BASE, await_that, export_config, longs,
+    words,
 };
 use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads, written};
 
@@ -352,7 +354,7 @@ struct Shared {
     exports: [Export; 2],
     disk: Arc<Disk>,
     file: File,
-    _io: [IoThread; 2],
+    io: [IoThread; 2],
 }
 
 impl Shared {
@@ -387,7 +389,7 @@ impl Shared {
             (machine, export)
         });
         let [(first, one), (second, other)] = begun;
-        Self { machines: [first, second], exports: [one, other], disk, file, _io: io }
+        Self { machines: [first, second], exports: [one, other], disk, file, io }
     }
 }
 
@@ -519,13 +521,14 @@ impl Subscriber for Recorder {
 fn an_export_does_not_stay_stopped_by_a_queue_that_stops_while_it_tries_its_only_failed_request() {
     tracing::subscriber::set_global_default(Recorder).expect("no other test of this process has one");
     for recorded in [false, true] {
-        // There is no space for the first write.
-        let blkdebug = failing_writes(Errno::NOSPC, Some(1));
-        // So slow that another guest's COMPARE AND WRITE is under way when there is a try, which waits for that.
-        let driver = Driver::Null { size: 64 * MIB, latency: Nanos::from_millis(2500), read_zeroes: true };
-        let disk = Arc::new(Disk::open(&Options { blkdebug, ..Options::new("full", driver) }).unwrap());
-        let mut shared = Shared::of(disk, memory_disk(true).1, recorded);
+        // There is no space for what is written.
+        let gate = Gate::new();
+        gate.set_full(true);
+        let mut shared = Shared::of(gate.disk(), memory_disk(true).1, recorded);
         let ([first, second], [one, _]) = (&mut shared.machines, &shared.exports);
+        for queue in [CONTROL, EVENTS] {
+            assert!(first.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
+        }
         send_with(first, 0, &WRITE, &[0; 512]);
         let begun = Instant::now();
         let await_waiting = |many| {
@@ -536,9 +539,21 @@ fn an_export_does_not_stay_stopped_by_a_queue_that_stops_while_it_tries_its_only
         };
         await_waiting(1);
         assert_eq!(one.errors().status(), IoStatus::NoSpace);
+        // Another guest's COMPARE AND WRITE is under way when there is a try, which waits for that.
         send_with(second, 0, &COMPARE_AND_WRITE, &[0; 1024]);
+        gate.await_kept(1);
+        // What was tried before is waiting again.
+        shared.io[0].0.call(|_| ()).unwrap();
         await_waiting(0);
-        first.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])).expect("the queue stops");
+        assert_eq!(one.errors().status(), IoStatus::NoSpace);
+        gate.set_full(false);
+        first.peer.say(GET_VRING_BASE, 0, &words(&[REQUESTS, 0]), &[]);
+        await_that("the last queue to be stopping", || !one.has_running_queues());
+        if !recorded {
+            gate.open();
+        }
+        first.peer.hear().expect("the queue stops");
+        gate.open();
         assert_eq!(one.errors().status(), IoStatus::Ok, "recorded: {recorded}");
         // Whoever saves the guest now is warned of what only the record has.
         let warning = "export 'one': queue 2 stops with requests that wait because a disk failed";

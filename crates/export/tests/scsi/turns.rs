@@ -5,11 +5,10 @@ use std::os::fd::AsFd;
 use egret_event_loop::Nanos;
 use egret_vring::ring::Piece;
 
+use crate::gate::Gate;
 use crate::machine::*;
 use crate::peer::{IoThread, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_KICK, await_that, longs, words};
-
-/// A task management function.
-const LOGICAL_UNIT_RESET: u8 = 5;
+use crate::waiting::manage_to_wait;
 
 /// Makes the last command available four times more, all at once, with a mebibyte of data each. Kicks nobody.
 fn repeat_with_a_mebibyte(machine: &mut Machine) {
@@ -45,11 +44,15 @@ fn chains_of_a_mebibyte_are_taken_in_one_a_turn_however_many_are_there() {
 fn a_reset_ends_commands_that_were_available_before_it_and_took_more_than_a_turn_to_take_in() {
     let io = IoThread::start();
     for layout in [Layout::Split, Layout::Packed] {
-        let (mut machine, _export) = started_with(&io, disk(Nanos::from_millis(500)), layout);
+        let gate = Gate::new();
+        gate.open();
+        let (mut machine, export) = started_with(&io, gate.disk(), layout);
         assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
         machine.command(FIRST, &READ, 4096);
+        gate.shut();
         repeat_with_a_mebibyte(&mut machine);
-        machine.manage(LOGICAL_UNIT_RESET);
+        manage_to_wait(&mut machine, &export, UNIT_RESET);
+        gate.open();
         assert_eq!(machine.managed(), 0);
         for _ in 0..4 {
             assert!(machine.rings[REQUESTS as usize].driver.has_used(), "{layout:?}: its commands come first");

@@ -1,23 +1,27 @@
 //! Functions and commands that wait for what another I/O thread runs: nobody polls for them, so one that nobody wakes is
 //! never answered, and its test ends when the driver's patience does.
 
+use std::sync::Arc;
+
+use egret_disk::Disk;
 use egret_event_loop::Nanos;
 use egret_export::Export;
 use egret_virtio::scsi::LunAddress;
 use egret_vring::ring::Piece;
 
+use crate::gate::Gate;
 use crate::machine::*;
-use crate::peer::{GET_VRING_BASE, IoThread, words};
+use crate::peer::{GET_VRING_BASE, IoThread, await_that, words};
 
 /// The second request queue, which is on the second thread; control and the first are on the first.
 pub const ELSEWHERE: u32 = REQUESTS + 1;
 
-fn two_queues(io: &[IoThread; 2], latency: Nanos) -> (Machine, Export) {
-    queues(io, 2, latency)
+fn two_queues(io: &[IoThread; 2], disk: Arc<Disk>) -> (Machine, Export) {
+    queues(io, 2, disk)
 }
 
-fn queues(io: &[IoThread; 2], count: u16, latency: Nanos) -> (Machine, Export) {
-    let (ours, export) = listening_on(&[&io[0], &io[1]], count, disk(latency));
+fn queues(io: &[IoThread; 2], count: u16, disk: Arc<Disk>) -> (Machine, Export) {
+    let (ours, export) = listening_on(&[&io[0], &io[1]], count, disk);
     let mut machine = Machine::boot(ours, Layout::Split);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
     (machine, export)
@@ -72,14 +76,30 @@ pub fn ask(machine: &mut Machine, function: u8) -> u8 {
     machine.managed()
 }
 
+/// Waits until the function that was sent waits for the command that it ends, which is with a disk.
+pub fn await_waiting(machine: &mut Machine, export: &Export) {
+    await_that("the function to be taken in", || export.queues()[CONTROL as usize].in_flight.get() == 1);
+    // A queue looks at one after another.
+    assert_eq!(ask(machine, QUERY_TASK), 10);
+}
+
+/// Has a function wait for the command that it ends.
+pub fn manage_to_wait(machine: &mut Machine, export: &Export, function: u8) {
+    machine.manage(function);
+    await_waiting(machine, export);
+}
+
 #[test]
 fn a_function_is_answered_after_a_command_of_another_thread_that_it_ends() {
     let io = two_threads();
-    let (mut machine, _export) = two_queues(&io, Nanos::from_millis(500));
     for (function, ended) in [(ABORT_TASK, 2), (UNIT_RESET, 4)] {
+        let gate = Gate::new();
+        let (mut machine, export) = two_queues(&io, gate.disk());
         send(&mut machine, &read(ELSEWHERE));
-        while ask(&mut machine, QUERY_TASK) != 10 {}
-        assert_eq!(ask(&mut machine, function), 0);
+        gate.await_kept(1);
+        manage_to_wait(&mut machine, &export, function);
+        gate.open();
+        assert_eq!(machine.managed(), 0);
         assert!(machine.rings[ELSEWHERE as usize].driver.has_used(), "the command comes first");
         machine.reap(ELSEWHERE);
         assert_eq!(response(&machine, ELSEWHERE, 0), ended);
@@ -90,7 +110,7 @@ fn a_function_is_answered_after_a_command_of_another_thread_that_it_ends() {
 #[test]
 fn functions_that_come_at_once_are_all_answered_whatever_a_queue_looks_at_in_a_turn() {
     let io = two_threads();
-    let (mut machine, _export) = two_queues(&io, Nanos::ZERO);
+    let (mut machine, _export) = two_queues(&io, disk(Nanos::ZERO));
     let mut request = [0; 24];
     (request[4], request[8], request[10]) = (QUERY_TASK_SET, 1, 0x40);
     assert!(machine.memory.write(DATA, &request));
@@ -114,17 +134,19 @@ fn a_queue_that_stops_breaks_or_is_left_behind_leaves_no_function_waiting() {
     type End = fn(&mut Machine);
     let ends: [End; 3] = [
         // It drains, which takes until the command that the function waits for has ended.
-        |machine| drop(machine.peer.ask(GET_VRING_BASE, &words(&[ELSEWHERE, 0]))),
+        |machine| machine.peer.say(GET_VRING_BASE, 0, &words(&[ELSEWHERE, 0]), &[]),
         // A request without a header.
         |machine| machine.offer(ELSEWHERE, &[Piece { addr: DATA, len: 1 }], &[Piece { addr: DATA, len: 108 }]),
         |_| {},
     ];
     for (at, end) in ends.iter().enumerate() {
-        let (mut machine, export) = two_queues(&io, Nanos::from_millis(500));
+        let gate = Gate::new();
+        let (mut machine, export) = two_queues(&io, gate.disk());
         send(&mut machine, &read(ELSEWHERE));
-        while ask(&mut machine, QUERY_TASK) != 10 {}
-        machine.manage(ABORT_TASK);
+        gate.await_kept(1);
+        manage_to_wait(&mut machine, &export, ABORT_TASK);
         end(&mut machine);
+        gate.open_later();
         if at == 2 {
             // Control is stopped first, and waits for the function, which waits for the other queue.
             drop(machine);
@@ -132,6 +154,9 @@ fn a_queue_that_stops_breaks_or_is_left_behind_leaves_no_function_waiting() {
             continue;
         }
         assert_eq!(machine.managed(), 0);
+        if at == 0 {
+            assert!(machine.peer.hear().is_some(), "the queue stops");
+        }
         // It goes on without that queue.
         assert_eq!(ask(&mut machine, QUERY_TASK_SET), 0);
         assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
@@ -141,7 +166,7 @@ fn a_queue_that_stops_breaks_or_is_left_behind_leaves_no_function_waiting() {
 #[test]
 fn a_write_of_one_thread_goes_on_when_a_compare_and_write_of_another_has_ended() {
     let io = two_threads();
-    let (mut machine, _export) = two_queues(&io, Nanos::from_millis(5));
+    let (mut machine, _export) = two_queues(&io, disk(Nanos::from_millis(5)));
     let compare_and_write = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
     let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
     for _ in 0..20 {
@@ -166,7 +191,7 @@ fn whatever_waits_for_whatever_else_all_of_it_is_answered() {
     let io = two_threads();
     let loops = [io[0].0.clone(), io[1].0.clone()];
     // So many that each has room for one long operation.
-    let (mut machine, export) = queues(&io, 12, Nanos::from_micros(20));
+    let (mut machine, export) = queues(&io, 12, disk(Nanos::from_micros(20)));
     let compare_and_write = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
     let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0];
     let verify = [0x2f, 0, 0, 0, 0, 0, 0, 4, 0, 0];
