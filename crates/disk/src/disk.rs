@@ -41,7 +41,7 @@ pub struct Disk {
     pub(crate) options: Options,
     pub(crate) backing: Backing,
     size: AtomicU64,
-    blocks: Blocks,
+    pub(crate) blocks: Blocks,
     pub(crate) alignment: Alignment,
     limits: Limits,
     /// Present where a sector is less than what direct I/O moves.
