@@ -265,11 +265,17 @@ impl Remote for RbdDisk {
     }
 
     fn ask_size(&self) -> io::Result<u64> {
-        self.opened().ask("asking for a size", Image::size).map_err(io::Error::other)
+        let news = Arc::clone(&self.opened().news);
+        self.opened().ask("asking for a size", move |image| news.ask_size(|| image.size())).map_err(io::Error::other)
     }
 
     fn watch(&self, bell: &EventNotifier) {
-        *self.opened().news.bell() = Some(bell.clone());
+        let news = &self.opened().news;
+        *news.bell() = Some(bell.clone());
+        // What it was when it was opened, or has become since: that may be another size than this disk's, and nobody was told.
+        if news.size.load(Ordering::Acquire) != 0 {
+            bell.set();
+        }
     }
 
     fn take_new_size(&self) -> Option<u64> {
