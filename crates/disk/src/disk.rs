@@ -41,7 +41,7 @@ pub struct Disk {
     pub(crate) options: Options,
     pub(crate) backing: Backing,
     size: AtomicU64,
-    blocks: Blocks,
+    pub(crate) blocks: Blocks,
     pub(crate) alignment: Alignment,
     limits: Limits,
     /// Present where a sector is less than what direct I/O moves.
@@ -231,7 +231,8 @@ impl Disk {
         self.throttle.set_group(group);
     }
 
-    /// Has a notifier set when somebody else has [changed its size](Self::take_new_size), from here on.
+    /// Has a notifier set when somebody else has [changed its size](Self::take_new_size), from here on, and at once if that
+    /// may have happened before.
     pub fn watch_size(&self, bell: &EventNotifier) {
         if let Backing::Remote(remote) = &self.backing {
             remote.watch(bell);

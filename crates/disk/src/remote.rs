@@ -60,10 +60,12 @@ pub trait Remote: Any + fmt::Debug + Send + Sync {
     /// There is no answer.
     fn ask_size(&self) -> io::Result<u64>;
 
-    /// Has a notifier set when somebody else has changed its size, from here on, where the driver is told of that.
+    /// Has a notifier set when somebody else has changed its size, where the driver is told of that: from here on, and at once
+    /// if that may have happened before.
     fn watch(&self, _bell: &EventNotifier) {}
 
-    /// The size that somebody else has given it, if that has changed since this was last asked. Does not wait.
+    /// The newest size that is known of it, if anything was heard since this was last asked; it may be what it was. Does not
+    /// wait.
     fn take_new_size(&self) -> Option<u64> {
         None
     }

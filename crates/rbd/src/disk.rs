@@ -89,7 +89,21 @@ struct Locks {
 struct News {
     /// Bytes; 0 where nothing is new.
     size: AtomicU64,
+    /// Held while the size is asked for, so that the last answer to be kept is the newest.
+    asking: Mutex<()>,
     bell: Mutex<Option<EventNotifier>>,
+}
+
+impl News {
+    /// Asks for the size, and keeps what it is. This waits for the cluster.
+    fn ask_size(&self, ask: impl FnOnce() -> Result<u64, RbdError>) -> Result<u64, RbdError> {
+        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        ask().inspect(|size| self.size.store(*size, Ordering::Release))
+    }
+
+    fn bell(&self) -> MutexGuard<'_, Option<EventNotifier>> {
+        self.bell.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Those that there are.
@@ -131,11 +145,10 @@ impl Opened {
         let changed = move || {
             let (teller, known) = (Arc::clone(&teller), Arc::clone(&known));
             run(move || {
-                let Some(Ok(size)) = known.get().and_then(Weak::upgrade).map(|shared| shared.image.size()) else {
-                    return;
-                };
-                teller.size.store(size, Ordering::Release);
-                if let Some(bell) = &*teller.bell.lock().unwrap_or_else(PoisonError::into_inner) {
+                let Some(shared) = known.get().and_then(Weak::upgrade) else { return };
+                if teller.ask_size(|| shared.image.size()).is_ok()
+                    && let Some(bell) = &*teller.bell()
+                {
                     bell.set();
                 }
             });
@@ -252,11 +265,17 @@ impl Remote for RbdDisk {
     }
 
     fn ask_size(&self) -> io::Result<u64> {
-        self.opened().ask("asking for a size", Image::size).map_err(io::Error::other)
+        let news = Arc::clone(&self.opened().news);
+        self.opened().ask("asking for a size", move |image| news.ask_size(|| image.size())).map_err(io::Error::other)
     }
 
     fn watch(&self, bell: &EventNotifier) {
-        *self.opened().news.bell.lock().unwrap_or_else(PoisonError::into_inner) = Some(bell.clone());
+        let news = &self.opened().news;
+        *news.bell() = Some(bell.clone());
+        // What it was when it was opened, or has become since: that may be another size than this disk's, and nobody was told.
+        if news.size.load(Ordering::Acquire) != 0 {
+            bell.set();
+        }
     }
 
     fn take_new_size(&self) -> Option<u64> {
@@ -437,7 +456,26 @@ impl fmt::Display for Holder {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
     use super::*;
+
+    #[test]
+    fn of_two_answers_that_say_how_long_an_image_is_the_one_that_was_asked_for_last_is_kept() {
+        let news = News::default();
+        let (answered, other_answer) = channel();
+        thread::scope(|scope| {
+            let first = || {
+                scope.spawn(|| answered.send(news.ask_size(|| Ok(2))).unwrap());
+                // The other one has asked later, and waits for as long as this answer takes.
+                assert!(other_answer.recv_timeout(Duration::from_millis(200)).is_err());
+                Ok(1)
+            };
+            assert_eq!(news.ask_size(first).ok(), Some(1));
+        });
+        assert_eq!(news.size.into_inner(), 2);
+    }
 
     #[test]
     fn a_process_of_this_machine_that_has_ended_is_dead_and_no_other_is() {

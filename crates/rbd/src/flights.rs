@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use egret_disk::{Job, Op};
-use egret_vring::memory::{IoVec, volatile};
+use egret_vring::memory::IoVec;
 use rustix::io::Errno;
 
 use crate::image::{Image, Kept};
@@ -129,13 +129,10 @@ impl Flights {
             return self.end(event.place, Err(Errno::from_raw_os_error(-event.result as i32)));
         }
         let request = &flight.job.request;
-        if request.op == Op::Read {
-            // What is beyond the end of an image that has shrunk meanwhile.
-            let got = flight.done + (event.result as u64).min(flight.part);
-            pieces(&request.buffers, got, flight.done + flight.part - got, |base, len| {
-                // SAFETY: the piece is of a request that is not over, whose memory is lent.
-                unsafe { volatile::zero(base, len) };
-            });
+        // Beyond the end of an image that has shrunk meanwhile: zeroes there would be data that nobody wrote. Of what it has cut
+        // from a write there librbd says nothing.
+        if request.op == Op::Read && (event.result as u64) < flight.part {
+            return self.end(event.place, Err(Errno::IO));
         }
         flight.done += flight.part;
         let is_stable = match request.op {

@@ -164,7 +164,8 @@ fn padded(text: &str, len: usize) -> impl Iterator<Item = u8> {
 }
 
 impl LogicalUnit {
-    /// REQUEST SENSE (SPC-5): a unit attention that is pending, or why the medium is not ready, or nothing.
+    /// REQUEST SENSE (SPC-5): a unit attention that is pending, or why the medium is not ready, or nothing. What is pending
+    /// is taken by any allocation length, also by one that leaves no room for it: initiators clear it that way.
     pub(crate) fn request_sense(&self, call: Call<'_>) -> Result<Step, Refusal> {
         let allocated = usize::from(call.cdb.byte(4));
         let needed = allocated.min(Sense::LEN) as u64;

@@ -243,7 +243,8 @@ impl Reservations {
             let mut notices = self.remove(nexus, |r| r.nexus != nexus && (everybody || r.key == victim));
             self.held = Some(Reservation { kind, holder: nexus });
             if kind != before.kind {
-                notices.extend(self.released(before.kind, nexus));
+                // Whatever type the old one was: others may do more now, or less.
+                notices.extend(self.released_for_others(nexus));
             }
             self.generation = self.generation.wrapping_add(1);
             return Ok(notices);
@@ -396,7 +397,11 @@ impl Reservations {
 
     /// Whom the end of a reservation of that type concerns: the other registrants, if it was one they had part in.
     fn released(&self, kind: Type, nexus: NexusId) -> Notices {
-        let others = self.registrations.iter().filter(|r| kind.admits_registrants() && r.nexus != nexus);
+        if kind.admits_registrants() { self.released_for_others(nexus) } else { Vec::new() }
+    }
+
+    fn released_for_others(&self, nexus: NexusId) -> Notices {
+        let others = self.registrations.iter().filter(|r| r.nexus != nexus);
         others.map(|r| (r.nexus, Attention::ReservationsReleased)).collect()
     }
 }

@@ -193,7 +193,7 @@ impl LogicalUnit {
             self.turn_cache_off(&mut state, id);
         }
         self.set_write_protect(saved.write_protect || self.write_protect());
-        if state.is_only(id) {
+        if state.is_alone(id) {
             state.medium = saved.medium;
         }
         state.settle();

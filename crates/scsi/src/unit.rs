@@ -166,8 +166,8 @@ impl LogicalUnit {
     /// otherwise others go on with the unit as it is, and only this nexus is [lost](Self::reset_nexus). Commands are the
     /// caller's, as there.
     pub fn reset_initiator(&self, id: NexusId) {
-        let is_only = self.state().is_only(id);
-        if is_only { self.reset() } else { self.reset_nexus(id) }
+        let is_alone = self.state().is_alone(id);
+        if is_alone { self.reset() } else { self.reset_nexus(id) }
     }
 
     /// Tells every nexus that something has changed, except for the one that has done it.
@@ -212,6 +212,7 @@ impl LogicalUnit {
     pub(crate) fn turn_cache_off(&self, state: &mut State, id: NexusId) {
         if self.write_cache() {
             state.turned_off += 1;
+            // Nor is it known of who has gone.
             if state.is_only(id) {
                 state.flushed = state.turned_off;
             }
@@ -261,9 +262,14 @@ impl State {
         self.nexuses.iter().find(|nexus| nexus.id == id).map(|nexus| &**nexus)
     }
 
-    /// Whether nobody else has the unit.
-    pub(crate) fn is_only(&self, id: NexusId) -> bool {
+    /// Whether nobody else has the unit, nor has left anything registered.
+    fn is_only(&self, id: NexusId) -> bool {
         self.nexuses.iter().all(|nexus| nexus.id == id)
+    }
+
+    /// Whether nobody else uses the unit: who has gone has nothing there but a registration.
+    pub(crate) fn is_alone(&self, id: NexusId) -> bool {
+        self.nexuses.iter().all(|nexus| nexus.id == id || nexus.is_gone())
     }
 
     pub(crate) fn attend(&self, attention: Attention, except: Option<NexusId>) {

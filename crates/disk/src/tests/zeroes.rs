@@ -105,22 +105,30 @@ fn past_the_page_cache_nothing_is_left_there_of_zeroes_and_discards_that_are_no_
     let data = pattern(65536, 1);
     let image = Image::beside_the_build(&data);
     let options = Options { direct: true, detect_zeroes: DetectZeroes::On, ..image.options() };
-    let mut rig = Rig::new(&Options { discard: Discard::Unmap, ..options });
-    if !evict(&image.path) || pages_kept(&image.path).is_none() {
-        return;
-    }
+    let options = Options { discard: Discard::Unmap, ..options };
     let zeroes = |unmap| Op::WriteZeroes { unmap, fua: false };
-    for op in [zeroes(false), zeroes(true), Op::Discard, Op::Write { fua: false }] {
-        for (at, len) in [(512, 512), (3584, 1024), (1024, 32768), (8192, 7680), (65024, 512)] {
-            rig.write(0, &data).unwrap();
-            let memory = matches!(op, Op::Write { .. }).then(|| Memory::new(len, 0).filled(&vec![0; len]));
-            let token = rig.push(op, at as u64, len as u64, memory);
-            assert_eq!(rig.finish(token).0, Ok(()));
-            assert_eq!(pages_kept(&image.path), Some(0), "{op:?} of {len} bytes at {at}");
-            let found = rig.read(0, data.len());
-            assert!(found[..at] == data[..at] && found[at + len..] == data[at + len..]);
-            let is_kept = |at: usize| op == Op::Discard && found[at] == data[at];
-            assert!((at..at + len).all(|at| found[at] == 0 || is_kept(at)), "{op:?} of {len} bytes at {at}");
+    // Also where it does not say what its blocks are.
+    for is_known in [true, false] {
+        let mut disk = Disk::open(&options).unwrap();
+        if !is_known {
+            disk.blocks.physical = 512;
+        }
+        let mut rig = Rig::over(Arc::new(disk), EngineOptions::default());
+        if !evict(&image.path) || pages_kept(&image.path).is_none() {
+            return;
+        }
+        for op in [zeroes(false), zeroes(true), Op::Discard, Op::Write { fua: false }] {
+            for (at, len) in [(512, 512), (3584, 1024), (1024, 32768), (8192, 7680), (65024, 512)] {
+                rig.write(0, &data).unwrap();
+                let memory = matches!(op, Op::Write { .. }).then(|| Memory::new(len, 0).filled(&vec![0; len]));
+                let token = rig.push(op, at as u64, len as u64, memory);
+                assert_eq!(rig.finish(token).0, Ok(()));
+                assert_eq!(pages_kept(&image.path), Some(0), "{op:?} of {len} bytes at {at}");
+                let found = rig.read(0, data.len());
+                assert!(found[..at] == data[..at] && found[at + len..] == data[at + len..]);
+                let is_kept = |at: usize| op == Op::Discard && found[at] == data[at];
+                assert!((at..at + len).all(|at| found[at] == 0 || is_kept(at)), "{op:?} of {len} bytes at {at}");
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use egret_disk::{
     Discard, Disk, DiskSlot, Driver, EngineOptions, EngineSet, Locking, Op, OpenError, Options, RemoteDisk, Request,
     RequestToken,
 };
-use egret_event_loop::{Backend as _, clock};
+use egret_event_loop::{Backend as _, EventNotifier, clock};
 use egret_needs::{Ceph, Part};
 use egret_rbd::{ClusterOptions, ImageOptions, Luks, RbdDisk, RbdOptions, Secret};
 use egret_vring::memory::{IoVec, Lent};
@@ -303,6 +303,22 @@ fn a_disk_can_be_made_longer_here_and_elsewhere() {
     rig.write(31 * MIB, &[1; 512]).unwrap();
     ceph.run("rbd resize sized --size 24M --allow-shrink --no-progress");
     assert_eq!(disk.refresh_size().unwrap(), 24 * MIB);
+}
+
+#[test]
+fn who_watches_hears_of_a_size_that_an_image_got_while_nobody_did() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create unwatched --size 8M");
+    let remote = || RemoteDisk::new(RbdDisk::new(options(ceph, "unwatched")));
+    let options = || Options::new("disk0", Driver::Remote(remote()));
+    let old = Disk::open(&options()).unwrap();
+    ceph.run("rbd resize unwatched --size 16M --no-progress");
+    let disk = old.reopen(&options()).unwrap();
+    assert_eq!(disk.size(), 8 * MIB, "as its guest knows it");
+    let bell = EventNotifier::new().unwrap();
+    disk.watch_size(&bell);
+    assert!(bell.clear());
+    assert_eq!(disk.take_new_size(), Some(16 * MIB));
 }
 
 #[test]

@@ -77,14 +77,43 @@ fn zeroes_keep_their_place_or_give_it_back_as_they_are_asked_to_and_discards_giv
 }
 
 #[test]
-fn what_is_read_beyond_the_end_of_an_image_that_has_shrunk_is_zeroes_or_an_error_and_nothing_old() {
+fn what_is_read_beyond_the_end_of_an_image_that_has_shrunk_fails() {
     let Some(ceph) = shared() else { return };
     ceph.run("rbd create shrunk --size 8M");
     let disk = open(&options(ceph, "shrunk")).unwrap();
     let mut rig = Rig::new(&disk);
     rig.write(4 * MIB - 512, &[1; 1024]).unwrap();
     ceph.run("rbd resize shrunk --size 4M --allow-shrink --no-progress");
-    rig.begin(Op::Read, 4 * MIB - 512, 1024, vec![0xee; 1024], 512);
-    let (result, bytes) = rig.wait().pop().unwrap();
-    assert!(result.is_err() || bytes == [[1; 512], [0; 512]].concat(), "{result:?}");
+    // Some of it, all of it, and some of a later part of a longer one.
+    for (at, len) in [(4 * MIB - 512, 1024), (4 * MIB, 512), (MIB, 4 * MIB)] {
+        rig.begin(Op::Read, at, len, vec![0xee; len as usize], 512);
+        assert!(rig.wait().pop().unwrap().0.is_err(), "{len} bytes at {at}");
+    }
+    assert_eq!(rig.read(4 * MIB - 512, 512), [1; 512]);
+}
+
+#[test]
+fn what_nobody_has_written_reads_as_zeroes_wherever_an_object_or_a_parent_ends() {
+    let Some(ceph) = shared() else { return };
+    for command in [
+        "rbd create --size 6M parent",
+        "rbd snap create --no-progress parent@then",
+        "rbd clone --rbd-default-clone-format 2 parent@then child",
+        "rbd resize --no-progress child --size 16M",
+    ] {
+        ceph.run(command);
+    }
+    let disk = open(&options(ceph, "child")).unwrap();
+    let mut rig = Rig::new(&disk);
+    let mut expected = vec![0; 16 << 20];
+    assert!(rig.read(0, 16 * MIB) == expected);
+    // Its objects end where this ends; the last one begins with a hole.
+    for at in [5 * MIB, 9 * MIB, 15 * MIB] {
+        rig.write(at, &[7; 512]).unwrap();
+        expected[at as usize..][..512].fill(7);
+    }
+    for (at, len) in [(0, 16 * MIB), (5 * MIB, 3 * MIB), (9 * MIB, MIB), (15 * MIB - 512, MIB + 512)] {
+        let (from, to) = (at as usize, (at + len) as usize);
+        assert!(rig.read(at, len) == expected[from..to], "{len} bytes at {at}");
+    }
 }

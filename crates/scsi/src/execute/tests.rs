@@ -98,6 +98,19 @@ fn an_initiator_that_is_reset_takes_a_unit_from_nobody_who_shares_it() {
     assert_eq!(rig.run(&[0x1b, 0, 0, 0, 2, 0], &[], 0).sense(), Sense::illegal(Code::REMOVAL_PREVENTED));
 }
 
+/// SPC-5, registering: a registration outlasts who has made it.
+#[test]
+fn an_initiator_that_is_reset_has_a_unit_alone_though_one_that_has_gone_is_still_registered() {
+    let (mut rig, a, b) = reserved();
+    rig.unit.detach(b.id());
+    rig.run(&[0x15, 0x10, 0, 0, 16, 0], &[0, 0, 0, 0, 10, 10, 0x20, 0x10, 8, 0, 0, 0, 0xff, 0xff, 0, 0], 0).good();
+    rig.run(&[0x1b, 0, 0, 0, 0, 0], &[], 0).good();
+    rig.unit.reset_initiator(a.id());
+    assert_eq!(rig.run(&[0; 6], &[], 0).sense().code, Code::UNIT_RESET);
+    rig.run(&[0; 6], &[], 0).good();
+    rig.run(&cdb10(0x2a, 0, 0, 1), &[0; BLOCK], 0).good();
+}
+
 /// SBC-4, COMPARE AND WRITE command.
 #[test]
 fn a_write_that_overlaps_a_compare_and_write_waits_for_its_end_and_others_do_not() {

@@ -213,6 +213,17 @@ fn request_sense_reports_a_unit_attention_once_and_then_nothing() {
     assert_eq!(rig.run(&[3, 1, 0, 0, 252, 0], &[], 252).sense(), Sense::cdb(1).bit(0));
 }
 
+/// SPC-5, REQUEST SENSE command.
+#[test]
+fn a_request_sense_of_any_allocation_length_takes_a_unit_attention() {
+    let mut rig = Rig::new(config());
+    for len in [0, 4, 252] {
+        rig.unit.attend(Attention::ModeChanged, None);
+        rig.run(&[3, 0, 0, 0, len, 0], &[], 252).good();
+        rig.run(&[0; 6], &[], 0).good();
+    }
+}
+
 /// SAM-5, unit attention conditions.
 #[test]
 fn a_request_sense_without_room_for_its_answer_leaves_a_unit_attention_to_be_told() {

@@ -145,26 +145,35 @@ fn clear_tells_all_other_registrants() {
 #[test]
 fn preempting_the_holder_takes_the_reservation_over() {
     let mut table = held(Type::WriteExclusive);
-    let told = table.preempt(B, 2, 1, Some(Type::ExclusiveAccess));
+    let told = table.preempt(B, 2, 1, Some(Type::WriteExclusive));
     assert_eq!(told, Ok(vec![(A, Attention::RegistrationsPreempted)]));
-    assert_eq!(table.reservation(), Some((Type::ExclusiveAccess, 2)));
-    assert_eq!(table.denied(A), BOTH);
+    assert_eq!(table.reservation(), Some((Type::WriteExclusive, 2)));
+    assert_eq!(table.denied(A), Flags::NO_WRITE);
     assert!(table.holds(B) && !table.is_registered(A));
 }
 
 /// SPC-5, preempting persistent reservations.
 #[test]
-fn taking_over_with_another_type_tells_registrants_that_the_old_one_is_gone() {
-    let mut table = held(Type::WriteExclusiveRegistrants);
-    let told = table.preempt(B, 2, 1, Some(Type::ExclusiveAccess));
-    assert_eq!(told, Ok(vec![(A, Attention::RegistrationsPreempted), (C, Attention::ReservationsReleased)]));
+fn taking_over_with_another_type_tells_registrants_that_the_old_one_is_gone_whatever_it_was() {
+    for (before, after) in [
+        (Type::WriteExclusiveRegistrants, Type::ExclusiveAccess),
+        (Type::WriteExclusive, Type::ExclusiveAccess),
+        (Type::ExclusiveAccess, Type::WriteExclusiveRegistrants),
+    ] {
+        let mut table = held(before);
+        let told = table.preempt(B, 2, 1, Some(after));
+        let (removed, released) = (Attention::RegistrationsPreempted, Attention::ReservationsReleased);
+        assert_eq!(told, Ok(vec![(A, removed), (C, released)]), "{before:?}");
+        assert_eq!(table.reservation(), Some((after, 2)));
+    }
 }
 
 /// SPC-5, preempting persistent reservations.
 #[test]
 fn a_holder_may_preempt_itself_to_change_the_type_and_stays_registered() {
     let mut table = held(Type::WriteExclusive);
-    assert_eq!(table.preempt(A, 1, 1, Some(Type::ExclusiveAccess)), Ok(vec![]));
+    let released = Attention::ReservationsReleased;
+    assert_eq!(table.preempt(A, 1, 1, Some(Type::ExclusiveAccess)), Ok(vec![(B, released), (C, released)]));
     assert_eq!(table.reservation(), Some((Type::ExclusiveAccess, 1)));
     assert!(table.is_registered(A));
 }

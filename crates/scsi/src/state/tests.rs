@@ -109,6 +109,10 @@ fn what_others_have_reserved_is_theirs() {
     from.state().reservations.release_unit(A).unwrap();
     moved(&from, &to).unwrap();
     assert_eq!(to.state().medium, Medium::Stopped, "it is the other's, too");
+    to.detach(other);
+    moved(&from, &to).unwrap();
+    assert!(to.state().reservations.is_registered(other));
+    assert_eq!(to.state().medium, Medium::Ready, "who has gone does not use it");
 }
 
 /// SPC-5, unregistering: every registrant holds a reservation that is for all of them.
