@@ -188,9 +188,8 @@ name = 'two threads'
 stack = 'egret'
 iothreads = 2
 [[subject]]
-name = 'the main loop'
+name = 'as it comes'
 stack = 'egret'
-iothreads = 0
 [[load]]
 rw = 'randrw'
 iodepth = 4
