@@ -101,4 +101,7 @@ pub struct Warning {
 impl Warning {
     /// What it is about where the kernel's messages could not be read, so that nobody knows whether it complained.
     pub const KERNEL_LOG: &str = "kernel-log";
+
+    /// What it is about where the plan has what this machine lacks.
+    pub const LEFT_OUT: &str = "left-out";
 }
