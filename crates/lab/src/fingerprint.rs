@@ -156,6 +156,8 @@ fn block_device(path: &Path) -> BlockDevice {
     let Some(device) = device_under(path) else { return new };
     new.device = device.file_name().map(|name| name.to_string_lossy().into_owned());
     new.model = read(device.join("device/model"));
+    // In sectors, whatever the device's own are.
+    new.size = read(device.join("size")).and_then(|sectors| Some(sectors.parse::<u64>().ok()? * 512));
     new.scheduler = read(device.join("queue/scheduler")).map(|all| scheduler(&all).to_owned());
     new
 }

@@ -70,6 +70,9 @@ pub struct BlockDevice {
     pub device: Option<String>,
     /// Its model.
     pub model: Option<String>,
+    /// Its size, in bytes.
+    #[serde(default)]
+    pub size: Option<u64>,
     /// Its I/O scheduler.
     pub scheduler: Option<String>,
     /// The file system, of a file.

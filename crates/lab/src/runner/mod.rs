@@ -450,9 +450,15 @@ fn begin_on(run: &mut Run, host: Host, disks: &Disks) {
 fn differs(run: &Run, now: &Host) -> Option<String> {
     let before = &run.host;
     let hash = |host: &Host| host.components.iter().map(|one| one.sha256.clone()).collect::<Vec<_>>();
+    // What has the same name after a reboot may be another disk, and the same one may have another name.
+    let disk = |host: &Host| {
+        let disk = host.disk.clone()?;
+        Some((disk.model, disk.size, disk.scheduler, disk.file_system))
+    };
     let what = [
         ("the kernel", before.kernel != now.kernel),
         ("the processors", before.cpu != now.cpu),
+        ("the disk", disk(before) != disk(now)),
         ("the programs", hash(before) != hash(now)),
         ("the job files", run.job_files != fingerprint::job_files(&run.plan)),
     ];
@@ -485,7 +491,7 @@ pub fn raw_name(id: &CellId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::Operations;
+    use crate::results::{BlockDevice, Operations};
 
     struct Silence;
     impl Progress for Silence {
@@ -554,6 +560,37 @@ mod tests {
         assert_eq!((run.host.kernel.as_str(), run.incidents.len()), ("another", 1));
         assert_eq!(abouts, ["not-preconditioned"]);
         assert_eq!(resumed(&run).1, abouts);
+    }
+
+    #[test]
+    fn a_run_that_goes_on_with_another_disk_says_so() {
+        let mut run = Run::of("name = 'p'\ntitle = 't'\nsubject = []\nload = []\n[disk]\ntype = 'loop'\n");
+        let one = BlockDevice {
+            path: "/dev/loop1".into(),
+            device: Some("loop1".into()),
+            model: Some("a".into()),
+            scheduler: Some("none".into()),
+            ..BlockDevice::default()
+        };
+        run.host.disk = Some(one.clone());
+        let says = |disk: Option<BlockDevice>| differs(&run, &Host { disk, ..run.host.clone() });
+        let moved = BlockDevice { path: "/dev/loop7".into(), device: Some("loop7".into()), ..one.clone() };
+        assert_eq!(says(Some(moved)), None, "its number is the kernel's to choose");
+        let of = |change: fn(&mut BlockDevice)| {
+            let mut other = one.clone();
+            change(&mut other);
+            Some(other)
+        };
+        for other in [
+            None,
+            of(|disk| disk.model = Some("b".into())),
+            of(|disk| disk.size = Some(1 << 30)),
+            of(|disk| disk.scheduler = Some("mq-deadline".into())),
+            of(|disk| disk.file_system = Some("ext4".into())),
+        ] {
+            let said = says(other).expect("another disk");
+            assert_eq!(said, "resumed with other conditions than it began with: the disk");
+        }
     }
 
     #[test]
