@@ -613,6 +613,27 @@ mod tests {
     }
 
     #[test]
+    fn no_load_asks_for_more_disks_than_there_are_behind_a_servers_uri_or_goes_across_what_has_no_path() {
+        let read = |stack: &str, backend: &str, load: &str| {
+            let text =
+                PLAN.replace("'egret'", &format!("'{stack}'\nbackend = '{backend}'")).replace("'null'", "'file'");
+            Plan::read("x.toml", &format!("{text}{load}\n"), Path::new("."))
+        };
+        let error = read("egret", "nbd://h", "disks = [1, 2]").unwrap_err().to_string();
+        assert!(
+            error.ends_with("the load 'randread 4k QD1 2 disks' asks for 2 disks, and the server has 1"),
+            "{error}"
+        );
+        assert!(read("egret", "nbd://h", "disks = 1").is_ok() && read("egret", "nbd", "disks = 2").is_ok());
+        for backend in ["nbd", "nbd+unix", "rbd"] {
+            let error = read("host", backend, "disks = 4\nacross_disks = true").unwrap_err().to_string();
+            assert!(error.contains("subject 's': fio goes across files and devices, and"), "{error}");
+            assert!(read("host", backend, "disks = 4").is_ok());
+        }
+        assert!(read("host", "krbd", "disks = 4\nacross_disks = true").is_ok());
+    }
+
+    #[test]
     fn hosts_have_every_subject_each() {
         let plan = PLAN.replace("title", "hosts = ['a', 'b,8765']\nbaseline = 's'\ntitle").replace("'egret'", "'host'");
         let remote = plan.replace("'null'", "'file'\npath = '/var/tmp'");

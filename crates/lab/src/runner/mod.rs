@@ -377,7 +377,11 @@ impl Runner {
         let count = usize::from(load.disks);
         let subject = &self.run.plan.subjects[subject];
         let disks = self.disks.of(&subject.backend).map_err(Unable::failed)?;
-        stack::deploy(subject, load, disks.get(..count).unwrap_or(disks), &self.context)
+        let disks = disks.get(..count).ok_or_else(|| {
+            let count = disks.len();
+            Unable::Impossible(format!("the load asks for {} disks, and the subject has {count}", load.disks))
+        })?;
+        stack::deploy(subject, load, disks, &self.context)
     }
 }
 
