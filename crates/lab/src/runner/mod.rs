@@ -246,7 +246,8 @@ impl Runner {
         let looks = Looks::new(self.run.plan.repetitions, self.run.plan.most_repetitions());
         for look in looks.all() {
             self.measure_all(begin, &mut planned, progress)?;
-            if self.context.reaper.has_stopped() {
+            // One that was stopped with nothing left of these steps may still owe more of them.
+            if self.owes() {
                 break;
             }
             mark_device_bound(&self.run.plan, &mut self.run.cells);
@@ -258,6 +259,11 @@ impl Runner {
         }
         self.kept.clear();
         self.finish(begin.elapsed(), stolen_ns().saturating_sub(stolen))
+    }
+
+    /// Whether any of the steps that are known is left.
+    fn owes(&self) -> bool {
+        self.run.cells.len() < self.steps.len()
     }
 
     /// Measures what is left of the steps that are known.
@@ -288,8 +294,8 @@ impl Runner {
     }
 
     fn finish(&mut self, elapsed: Duration, stolen: u64) -> io::Result<Ending> {
+        let interrupted = self.owes();
         let run = &mut self.run;
-        let interrupted = run.cells.len() < self.steps.len();
         run.ended = (!interrupted).then(now);
         mark_device_bound(&run.plan, &mut run.cells);
         let processors = run.host.cpu.usable.len();
@@ -595,6 +601,30 @@ mod tests {
             let said = says(other).expect("another disk");
             assert_eq!(said, "resumed with other conditions than it began with: the disk");
         }
+    }
+
+    #[test]
+    fn a_run_that_is_stopped_before_it_knows_what_is_left_has_not_finished() {
+        let place = tempfile::tempdir().unwrap();
+        let subjects = ["a", "b"].map(|name| format!("[[subject]]\nname = '{name}'\nstack = 'egret'\n")).concat();
+        let mut run = Run::of(&format!(
+            "name = 'p'\ntitle = 't'\nrepetitions = 5\nmost-repetitions = 12\n[disk]\ntype = 'null'\n{subjects}[[load]]\nname = 'l'\n"
+        ));
+        let scattered = |id: CellId| {
+            let requests =
+                if id.subject == "b" { [930, 1000, 950, 1010, 940][id.repetition as usize % 5] } else { 1000 };
+            cell(id, requests)
+        };
+        run.cells.extend(steps(&run.plan, run.seed, None).into_iter().map(|step| scattered(step.id)));
+        let more = more_steps(&run, 5);
+        run.cells.extend(more[1..].iter().map(|step| scattered(step.id.clone())));
+        drop(Journal::create(place.path(), &run).unwrap());
+        let reaper = ProcessReaper::new().unwrap();
+        let mut runner = Runner::resume(&options(place.path()), &reaper).unwrap();
+        reaper.stop();
+        assert_eq!(runner.go(&mut Silence).unwrap(), Ending::Interrupted);
+        assert_eq!((runner.run().ended, read(place.path()).unwrap().ended), (None, None));
+        assert_eq!(runner.total(), runner.run().cells.len() + 1);
     }
 
     #[test]
