@@ -49,6 +49,9 @@ pub struct Cpu {
     pub model: String,
     /// Processors that this process may use.
     pub usable: Vec<usize>,
+    /// How many processors there are, whoever may use them; 0 in runs of before that was looked at.
+    #[serde(default)]
+    pub online: usize,
     /// Processors that share a core, in groups; a group of one where there is no SMT.
     pub cores: Vec<Vec<usize>>,
     /// NUMA nodes.
@@ -59,6 +62,13 @@ pub struct Cpu {
     pub idle: Option<String>,
     /// Mitigations in force, as `/sys/devices/system/cpu/vulnerabilities` has them.
     pub mitigations: Vec<(String, String)>,
+}
+
+impl Cpu {
+    /// How many processors others may use, too: of which the host's busy time is.
+    pub fn processors(&self) -> usize {
+        if self.online > 0 { self.online } else { self.usable.len() }
+    }
 }
 
 /// A block device, or the one that a file is on.

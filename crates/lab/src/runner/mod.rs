@@ -298,7 +298,7 @@ impl Runner {
         let run = &mut self.run;
         run.ended = (!interrupted).then(now);
         mark_device_bound(&run.plan, &mut run.cells);
-        let processors = run.host.cpu.usable.len();
+        let processors = run.host.cpu.processors();
         let mut warnings: Vec<Warning> = noise(&run.cells, processors).into_iter().collect();
         warnings.extend(drift(&run.plan, &run.cells));
         let share = stolen as f64 / elapsed.as_nanos().max(1) as f64 / processors.max(1) as f64;
