@@ -28,7 +28,7 @@ fn throughput(measurement: &Measurement) -> f64 {
 /// nobody is: in this repetition, or in none, where most of the repetitions that have all subjects showed it, as later ones
 /// lack those that are done with. Open loops are not marked, because their rate is given.
 pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
-    let is_host = |name: &str| plan.subjects.iter().any(|subject| subject.stack == Stack::Host && subject.name == name);
+    let is_host = |name: &str| subject_called(plan, name).is_some_and(|one| one.stack == Stack::Host);
     let in_flight = |id: &CellId| {
         let load = plan.loads.named(&id.load);
         load.map_or(0, |load| u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.groups()))
@@ -227,6 +227,18 @@ mod tests {
         assert_eq!(marked([1300; 5]), 0, "it was done with after five");
         assert_eq!(marked([1300, 1300, 1300, 1000, 1000]), 0);
         assert_eq!(marked([1300, 1300, 1000, 1000, 1000]), 10, "a minority of repetitions shows nothing of the others");
+    }
+
+    #[test]
+    fn fio_on_the_host_is_the_host_by_its_second_name_too() {
+        let plan = toml::from_str(
+            "name = 'p'\ntitle = 't'\n[disk]\ntype = 'file'\n[[subject]]\nname = 'h'\nstack = 'host'\n[[subject]]\nname = 'e'\nstack = 'egret'\n[[load]]\nname = 'l'\niodepth = 8\n",
+        )
+        .unwrap();
+        let mut cells = [cell("l", "h", 1000), cell("l", "h (again)", 1050), cell("l", "e", 1040)];
+        mark_device_bound(&plan, &mut cells);
+        let limits = cells.each_ref().map(|cell| measured(cell).unwrap().limit.is_some());
+        assert_eq!(limits, [false, false, true]);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::disks::{self, Disks};
 use crate::fingerprint;
 use crate::machine::{self, Placement};
-use crate::plan::{Load, Plan};
+use crate::plan::{Load, Plan, Stack};
 use crate::process::{ProcessReaper, Scratch, short_directory};
 use crate::results::{Cell, CellId, FORMAT, Host, Incident, Measurement, Outcome, Run, Warning};
 use crate::stack::{self, Context, Deployment, Task, Unable};
@@ -410,9 +410,7 @@ fn peak(run: &Run, load: &Load) -> Result<f64, Unable> {
     if let Some(peak) = run.peaks.get(&load.name) {
         return Ok(*peak);
     }
-    let is_host = |name: &str| {
-        run.plan.subjects.iter().any(|subject| subject.name == name && subject.stack == crate::plan::Stack::Host)
-    };
+    let is_host = |name: &str| subject_called(&run.plan, name).is_some_and(|one| one.stack == Stack::Host);
     let peaks = run.cells.iter().filter(|cell| cell.id.load == load.name && cell.id.point == 0);
     let peaks: Vec<(u32, f64)> = peaks
         .filter(|cell| !is_host(&cell.id.subject) || run.plan.subjects.iter().all(|one| is_host(&one.name)))
@@ -674,8 +672,9 @@ mod tests {
             cell(id, requests)
         };
         let mut run = Run::of(plan);
+        // The host is the baseline, and has a second name.
         run.cells =
-            vec![cell("h", 0, 900), cell("a", 0, 100), cell("b", 0, 300), cell("b", 1, 400)];
+            vec![cell("h", 0, 900), cell("h (again)", 0, 950), cell("a", 0, 100), cell("b", 0, 300), cell("b", 1, 400)];
         let load = run.plan.loads[0].clone();
         assert_eq!(peak(&run, &load), Ok(300.0));
         let first = run.clone();
