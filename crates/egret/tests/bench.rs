@@ -189,9 +189,8 @@ name = 'two threads'
 stack = 'egret'
 iothreads = 2
 [[subject]]
-name = 'the main loop'
+name = 'as it comes'
 stack = 'egret'
-iothreads = 0
 [[load]]
 rw = 'randrw'
 iodepth = 4
@@ -585,7 +584,7 @@ fn what_is_wrong_is_said_in_one_line_before_anything_starts() {
         error
     };
     let error = with(&NULL_DISK.replace("iodepth", "iodpeth"), &[]);
-    assert!(error.ends_with("plan.toml:21: unknown key 'iodpeth'; did you mean 'iodepth'?"), "{error}");
+    assert!(error.ends_with("plan.toml:20: unknown key 'iodpeth'; did you mean 'iodepth'?"), "{error}");
     let error = with(&NULL_DISK.replace("poll-policy", "poll-polciy"), &[]);
     assert!(error.contains("subject 'off'") && error.contains("poll-policy"), "{error}");
     let error = with(&NULL_DISK.replace("'null'\nsize = '64M'", "'file'\nsize = '4096T'"), &[]);

@@ -172,7 +172,7 @@ function ledger(element) {
   const quiet = style("--quiet"), ink = style("--ink");
   const name = row => shortened(row.subject, narrow() ? 14 : 30);
   const first = index => index === 0 || rows[index - 1].load !== rows[index].load;
-  const hues = [0, 2, 4, 5, 3, 0, 6, 1, 7];
+  const hues = [0, 2, 4, 5, 3, 0, 6, 8, 1, 7];
   const hue = part => part.name === "unaccounted" ? style("--line") : part.name === "the load" ? quiet : style("--c" + hues[part.index]);
   const other = data.parts.indexOf("unaccounted"), all = data.parts.length - 1;
   const dwarfs = rows.some(row => row.parts[other] > row.parts[all] / 2);

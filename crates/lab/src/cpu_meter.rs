@@ -168,7 +168,7 @@ impl CpuMeter {
             let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
             list.map(|list| machine::parse_list(list.trim())).unwrap_or_default()
         };
-        cores_of(&machine::cores(), &self.io_threads().map(allowed).collect::<Vec<_>>())
+        cores_of(&machine::all_cores(), &self.io_threads().map(allowed).collect::<Vec<_>>())
     }
 
     /// Reads all counters. The first call begins the interval, the second ends it.
@@ -421,6 +421,8 @@ impl Host {
 
 #[cfg(test)]
 mod tests {
+    use egret_loadgen::machine::on_cores;
+
     use super::*;
 
     #[test]
@@ -509,6 +511,27 @@ mod tests {
         // But for the ticks that are cut off.
         assert!(meter.ledger().load.unwrap() >= 80_000_000, "{:?}", meter.ledger());
         assert!(meter.ledger().server.unwrap() > 1_000_000, "{:?}", meter.ledger());
+    }
+
+    #[test]
+    fn io_threads_have_cores_where_the_lab_may_not_run() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (goes, until) = std::sync::mpsc::channel::<()>();
+        let all = machine::cores();
+        let server = std::thread::spawn(move || {
+            on_cores(&all[all.len() - 1], || {
+                tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+                // Until the other end is gone.
+                until.recv().unwrap_err();
+            });
+        });
+        let io_thread = told.recv().unwrap();
+        let mut meter = CpuMeter::new();
+        meter.follow(std::process::id(), move |tid, _| if tid == io_thread { Role::IoThread } else { Role::Load });
+        let cores = on_cores(&machine::cores()[0], || meter.cores());
+        drop(goes);
+        server.join().unwrap();
+        assert_eq!(cores, Some(1));
     }
 
     #[test]

@@ -126,6 +126,7 @@ fn cpu(cpuinfo: &str) -> Cpu {
             usable.sort_unstable();
             usable
         },
+        online: machine::all_cores().concat().len(),
         nodes: read("/sys/devices/system/node/online").map_or(1, |list| machine::parse_list(&list).len()),
         governor: read(format!("{ROOT}/cpu0/cpufreq/scaling_governor")),
         idle: Some(idle.into_iter().flatten().collect::<Vec<_>>().join(", ")).filter(|idle| !idle.is_empty()),
@@ -156,6 +157,8 @@ fn block_device(path: &Path) -> BlockDevice {
     let Some(device) = device_under(path) else { return new };
     new.device = device.file_name().map(|name| name.to_string_lossy().into_owned());
     new.model = read(device.join("device/model"));
+    // In sectors, whatever the device's own are.
+    new.size = read(device.join("size")).and_then(|sectors| Some(sectors.parse::<u64>().ok()? * 512));
     new.scheduler = read(device.join("queue/scheduler")).map(|all| scheduler(&all).to_owned());
     new
 }
@@ -286,7 +289,7 @@ fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
     if let Some(scheduler) = scheduler.filter(|scheduler| *scheduler != "none") {
         warn("scheduler", format!("the disk's I/O scheduler is '{scheduler}': 'none' leaves requests as they are"));
     }
-    let processors = host.cpu.usable.len().max(1) as f64;
+    let processors = host.cpu.processors().max(1) as f64;
     if host.load_average / processors > BUSY {
         let text = format!("the load average was {:.2} before the run began: others are at work", host.load_average);
         warn("noisy-neighbour", text);
@@ -425,6 +428,7 @@ mod tests {
         let program = std::env::current_exe().unwrap();
         let host = take(&plan, &Placement::default(), &[Disk::File(program.clone())], &program);
         assert!(!host.kernel.is_empty() && host.memory > 0 && !host.cpu.usable.is_empty());
+        assert_eq!(host.cpu.processors(), std::fs::read_to_string("/proc/stat").unwrap().matches("\ncpu").count());
         assert_eq!(host.components[0].sha256.len(), 64);
         assert_eq!(host.disk.unwrap().path, program.display().to_string());
         let settings: Vec<&str> = host.settings.iter().map(|(name, _)| name.as_str()).collect();

@@ -90,7 +90,7 @@ fn plan(subjects: &[String], cells: &[Cell], repetitions: u32) -> Result<Plan, S
         names.into_iter().map(|name| table(name).into()).collect()
     };
     let mut loads: Vec<&str> = Vec::new();
-    for cell in cells.iter().filter(|cell| cell.id.repetition == 0) {
+    for cell in cells {
         if !loads.contains(&cell.id.load.as_str()) {
             loads.push(&cell.id.load);
         }
@@ -138,6 +138,27 @@ mod tests {
         let Outcome::Measured(measurement) = &run.cells[1].outcome else { panic!("{:?}", run.cells[1]) };
         assert_eq!((measurement.requests(), measurement.latency(|latency| latency.p50)), (20, Some(6.0)));
         assert_eq!((run.plan.subjects.len(), run.plan.loads.len(), run.plan.repetitions), (2, 1, 2));
+    }
+
+    #[test]
+    fn a_job_that_only_a_later_file_has_is_missing_in_the_others() {
+        let place = tempfile::tempdir().unwrap();
+        let file = |name: &str, jobs: &[&str]| {
+            let of =
+                |job: &&str| output(job, 10).split_once('[').unwrap().1.trim_end().trim_end_matches("] }").to_owned();
+            let path = place.path().join(name);
+            let jobs = jobs.iter().map(of).collect::<Vec<_>>().join(", ");
+            fs::write(&path, format!("{{ \"jobs\": [ {jobs} ] }}")).unwrap();
+            path.display().to_string()
+        };
+        let words =
+            [("old", "1", &["a"][..]), ("old", "2", &["a", "b"]), ("new", "3", &["a"]), ("new", "4", &["a", "b"])];
+        let words = words.map(|(subject, name, jobs)| format!("{subject}={}", file(name, jobs)));
+        let run = import(&words).unwrap();
+        let names: Vec<_> = run.plan.loads.iter().map(|load| load.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        let gaps = crate::analysis::Analysis::new(&run).gaps();
+        assert_eq!(gaps, "; old under b was measured in 1 of 2 repetitions only, as in 1 other places");
     }
 
     #[test]

@@ -44,14 +44,23 @@ impl Placement {
 
 /// Processors that this process may use, in groups of those that share a core.
 pub fn cores() -> Vec<Vec<usize>> {
-    let usable: Vec<usize> = allowed().collect();
+    by_core(allowed())
+}
+
+/// All of the machine's processors, in such groups: others may run where this process may not.
+pub fn all_cores() -> Vec<Vec<usize>> {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    by_core(parse_list(online.trim()))
+}
+
+fn by_core(processors: impl IntoIterator<Item = usize>) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    for cpu in &usable {
+    for cpu in processors {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
         let siblings = fs::read_to_string(path).map(|list| parse_list(list.trim())).unwrap_or_default();
         match groups.iter_mut().find(|group| group.iter().any(|member| siblings.contains(member))) {
-            Some(group) => group.push(*cpu),
-            None => groups.push(vec![*cpu]),
+            Some(group) => group.push(cpu),
+            None => groups.push(vec![cpu]),
         }
     }
     groups

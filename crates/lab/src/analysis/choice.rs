@@ -111,10 +111,17 @@ pub struct Advice {
     pub evidence: Vec<(String, String)>,
 }
 
-/// What is asked of a disk by a load, without how many at once, and what else makes rates that nobody can choose between.
+/// What is asked of a disk by a load, without how many at once, and what else makes rates that nobody can choose between. Of a
+/// job file nobody knows.
 fn workload(load: &Load, stack: Option<Stack>) -> String {
     let mix = if load.rw.ends_with("rw") { load.rwmixread.to_string() } else { String::new() };
-    let mut workload = format!("{}{mix} {}", load.rw, load.bs);
+    let mut workload = match load.keys.jobfile {
+        Some(_) => load.name.clone(),
+        None => format!("{}{mix} {}", load.rw, load.bs),
+    };
+    if load.disks > 1 {
+        workload += &format!(", {} disks", load.disks);
+    }
     if load.idle_disks > 0 {
         workload += &format!(", {} idle disks", load.idle_disks);
     }
@@ -129,8 +136,10 @@ fn at<'a>(load: &'a Load, subject: &'a str) -> CellKey<'a> {
     CellKey { load: &load.name, subject, point: 0 }
 }
 
-fn in_flight(load: &Load) -> u32 {
-    u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.groups())
+/// How many requests a load has in flight. Of a job file nobody knows.
+fn in_flight(load: &Load) -> Option<u32> {
+    let many = u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.groups());
+    load.keys.jobfile.is_none().then_some(many)
 }
 
 impl Analysis<'_> {
@@ -264,12 +273,15 @@ impl Analysis<'_> {
     /// What to choose, aim by aim.
     pub fn advice(&self) -> Vec<Advice> {
         let loads = self.loads.iter().filter(|load| load.keys.application.is_none() && load.keys.rate_iops.is_none());
-        let (single, deep): (Vec<&Load>, Vec<&Load>) = loads.partition(|load| in_flight(load) == 1);
+        let (known, own): (Vec<&Load>, Vec<&Load>) = loads.partition(|load| in_flight(load).is_some());
+        let (single, deep): (Vec<&Load>, Vec<&Load>) = known.into_iter().partition(|load| in_flight(load) == Some(1));
         let aims = [
             ("Lowest latency, one request at a time", Metric::Latency, &single),
             ("Most IOPS, many at a time", Metric::Iops, &deep),
+            ("Most IOPS", Metric::Iops, &own),
             ("Least CPU per request, one at a time", Metric::CpuPerIo, &single),
             ("Least CPU per request, many at a time", Metric::CpuPerIo, &deep),
+            ("Least CPU per request", Metric::CpuPerIo, &own),
         ];
         let mut all: Vec<Advice> = aims
             .iter()

@@ -236,6 +236,31 @@ fn each_aim_is_answered_of_the_loads_that_it_is_of() {
 }
 
 #[test]
+fn of_somebodys_own_job_file_nobody_knows_how_many_requests_are_in_flight_or_which() {
+    let guests = TWO.replace("egret", "guest");
+    let plan =
+        format!("{guests}{LOAD}[[load]]\nname = 'mine'\njobfile = 'mine.fio'\n[[load]]\nname = 'five'\ndisks = 5\n");
+    let run = run(&plan, |_, subject, _| if subject == "b" { WORSE } else { ALIKE });
+    assert_eq!(
+        aims(&run),
+        [
+            "Lowest latency, one request at a time (one): a",
+            "Most IOPS, many at a time (five): a",
+            "Most IOPS (mine): a",
+            "Least CPU per request, one at a time (one): a",
+            "Least CPU per request, many at a time (five): a",
+            "Least CPU per request (mine): a",
+            "Leave out b: a instead",
+        ]
+    );
+    let points = Analysis::new(&run).operating_points();
+    let workload = |load: &str| points.iter().find(|one| one.load == load).unwrap().workload.as_str();
+    assert_eq!(workload("one"), "randread 4k, in a guest");
+    assert_eq!(workload("mine"), "mine, in a guest");
+    assert_eq!(workload("five"), "randread 4k, 5 disks, in a guest");
+}
+
+#[test]
 fn who_is_better_in_something_and_worse_in_nothing_that_is_known_replaces_the_other() {
     let leaves_out = |of_b: Does, wild: Option<usize>| {
         let run = run(&format!("{TWO}{LOAD}"), |_, subject, repetition| {

@@ -202,7 +202,7 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
         bound::left(verdict, row.metric, short, Bound::of(row.metric, ours.as_ref(), theirs.as_ref()))
     });
     // Within a run subjects take turns, and others' work is in all of them. Between two runs it makes the difference.
-    let processors = [a, b].map(|runs| runs.first().map_or(1, |run| run.host.cpu.usable.len()));
+    let processors = [a, b].map(|runs| runs.first().map_or(1, |run| run.host.cpu.processors()));
     for asked in &questions {
         let row = &mut rows[asked.row];
         let [first, second] = [(&first, processors[0]), (&second, processors[1])]

@@ -115,6 +115,17 @@ fn what_was_lost_beside_other_work_cannot_be_told_of_one_run_each_and_can_of_sev
 }
 
 #[test]
+fn what_others_used_is_a_share_of_all_processors_also_of_those_that_the_lab_may_not_use() {
+    let of_eight = |mut run: Run| {
+        run.host.cpu.online = 8;
+        run
+    };
+    let (a, b) = (disturbed(run(1e5), 6), disturbed(run(0.67e5), 0));
+    assert_eq!(Comparison::of(&[&a], &[&b], None).overall(false), Overall::CantTell);
+    assert_eq!(Comparison::of(&[&of_eight(a)], &[&of_eight(b)], None).overall(false), Overall::Fail);
+}
+
+#[test]
 fn what_is_slower_does_not_pass_beside_a_first_run_that_others_disturbed() {
     for (before, after, of_one, of_several) in [
         (5, 5, Overall::Pass, Overall::Pass),

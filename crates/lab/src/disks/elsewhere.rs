@@ -192,7 +192,30 @@ pub fn check_backend(plan: &Plan, subject: &Subject) -> Result<(), String> {
         (Backend::Server(_), ..) if plan.loads.iter().any(writes) => {
             "the lab writes to no server that it has not started: put loads that write on other subjects"
         }
-        _ => return Ok(()),
+        _ => return check_disks(plan, subject),
     };
     Err(format!("subject '{}': {why}", subject.name))
+}
+
+/// That no load asks for more disks than are reached so, or for one job across several where it would be one for each.
+fn check_disks(plan: &Plan, subject: &Subject) -> Result<(), String> {
+    let is_one = matches!(subject.backend, Backend::Server(_));
+    // The kernel's images are devices.
+    let has_path = subject.stack != Stack::Host || matches!(subject.backend, Backend::Krbd(_));
+    for load in plan.loads.iter().filter(|load| load.disks > 1 && load.is_put_on(&subject.name)) {
+        let (name, disks) = (&load.name, load.disks);
+        if is_one {
+            return Err(format!(
+                "subject '{}': the load '{name}' asks for {disks} disks, and the server has 1",
+                subject.name
+            ));
+        }
+        if load.keys.across_disks && !has_path {
+            return Err(format!(
+                "subject '{}': fio goes across files and devices, and '{name}' asks it to go across disks of an engine",
+                subject.name
+            ));
+        }
+    }
+    Ok(())
 }

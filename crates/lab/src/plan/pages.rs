@@ -128,6 +128,12 @@ fn a_mode_in_the_main_loop_and_in_a_thread_of_its_own_is_one_program_s() {
             let other = plan.subjects.iter().find(|subject| subject.name == other).expect(&other);
             assert_eq!((subject.stack, subject.server), (other.stack, other.server), "{name}: {mode}");
             assert_eq!(subject.blockdev, other.blockdev, "{name}: {mode}");
+            let has_main_loop = match subject.stack {
+                Stack::QemuStorageDaemon => true,
+                Stack::Guest => subject.server == Server::Qemu,
+                Stack::Host | Stack::Egret | Stack::VhostUserBlk | Stack::Ssh => false,
+            };
+            assert!(has_main_loop && (subject.iothreads, other.iothreads) == (0, 1), "{name}: {mode}");
         }
     }
 }

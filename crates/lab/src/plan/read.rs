@@ -382,6 +382,13 @@ fn has_no_effect(subject: &Subject) -> Option<String> {
     if subject.stack == Host && subject.blockdev.keys().any(|key| key != "aio") {
         return Some("of blockdev the stack host reads aio alone".into());
     }
+    let is_egrets = subject.stack == Egret || (subject.stack == Guest && subject.server == Server::Egret);
+    if subject.iothreads == 0 && is_egrets {
+        // Such a subject would be one with an I/O thread by another name.
+        return Some(
+            "Egret has no main loop that serves: an export without an I/O thread runs on one of its own".into(),
+        );
+    }
     (subject.iothreads == 0 && !subject.iothread.is_empty())
         .then(|| "iothread has no effect on a server that has none: iothreads = 0".into())
 }
@@ -555,7 +562,8 @@ mod tests {
             keys("guest", "monitor = '/m'")
                 .ends_with("only the stack ssh has a client, a disk, a domain and a monitor")
         );
-        assert!(keys("egret", "iothreads = 0\niothread = { poll-max-ns = 0 }").ends_with("has none: iothreads = 0"));
+        let without = "iothreads = 0\niothread = { poll-max-ns = 0 }";
+        assert!(keys("qemu-storage-daemon", without).ends_with("has none: iothreads = 0"));
         for (stack, key, what) in [
             ("guest", "queues = 4", "queues is of the lab's own load, and it is put on fio alone"),
             ("host", "polling = true", "polling is of the lab's own load, and it is put on fio alone"),
@@ -589,6 +597,40 @@ mod tests {
         assert!(load("application = 'rsnyc'").ends_with("unknown word 'rsnyc'; did you mean 'rsync'?"));
         assert!(load("jobfile = 'x.fio'").ends_with("there is no job file /nowhere/x.fio"));
         assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
+    }
+
+    #[test]
+    fn egret_is_measured_in_no_main_loop_because_it_has_none_that_serves() {
+        let read = |subject: &str| {
+            let text = PLAN.replace("stack = 'egret'", &format!("stack = {subject}\niothreads = 0"));
+            Plan::read("x.toml", &text, Path::new("."))
+        };
+        for egrets in ["'egret'", "'guest'\nserver = 'egret'"] {
+            let error = read(egrets).unwrap_err().to_string();
+            assert!(error.contains("subject 's': Egret has no main loop that serves"), "{error}");
+        }
+        assert!(["'guest'", "'qemu-storage-daemon'"].iter().all(|qemus| read(qemus).is_ok()));
+    }
+
+    #[test]
+    fn no_load_asks_for_more_disks_than_there_are_behind_a_servers_uri_or_goes_across_what_has_no_path() {
+        let read = |stack: &str, backend: &str, load: &str| {
+            let text =
+                PLAN.replace("'egret'", &format!("'{stack}'\nbackend = '{backend}'")).replace("'null'", "'file'");
+            Plan::read("x.toml", &format!("{text}{load}\n"), Path::new("."))
+        };
+        let error = read("egret", "nbd://h", "disks = [1, 2]").unwrap_err().to_string();
+        assert!(
+            error.ends_with("the load 'randread 4k QD1 2 disks' asks for 2 disks, and the server has 1"),
+            "{error}"
+        );
+        assert!(read("egret", "nbd://h", "disks = 1").is_ok() && read("egret", "nbd", "disks = 2").is_ok());
+        for backend in ["nbd", "nbd+unix", "rbd"] {
+            let error = read("host", backend, "disks = 4\nacross_disks = true").unwrap_err().to_string();
+            assert!(error.contains("subject 's': fio goes across files and devices, and"), "{error}");
+            assert!(read("host", backend, "disks = 4").is_ok());
+        }
+        assert!(read("host", "krbd", "disks = 4\nacross_disks = true").is_ok());
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub struct Subject {
     /// The `fio --server` that runs it, by the plan's `hosts`; this machine without one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub host: Option<String>,
-    /// How many I/O threads the server has, its queues dealt out over them. None at all is the server's main loop.
+    /// How many I/O threads the server has, its queues dealt out over them. None at all is QEMU's main loop; Egret has none that serves.
     #[serde(default = "one")]
     pub iothreads: u32,
     /// Properties of the I/O threads, as `--object iothread` spells them.

@@ -390,3 +390,18 @@ fn grid(grid: &Grid) -> Markup {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_a_request_s_cpu_time_has_a_colour() {
+        let hues = SCRIPT.split_once("const hues = [").unwrap().1.split_once(']').unwrap().0;
+        let hues: Vec<&str> = hues.split(", ").collect();
+        // The load and what nobody accounts for have their own, and all of it is not stacked.
+        assert_eq!(PARTS[hues.len()..], ["the load", "unaccounted", "host busy"]);
+        // By day and by night.
+        assert!(hues.iter().all(|hue| STYLE.matches(&format!("--c{hue}:")).count() == 2), "{hues:?}");
+    }
+}

@@ -49,6 +49,9 @@ pub struct Cpu {
     pub model: String,
     /// Processors that this process may use.
     pub usable: Vec<usize>,
+    /// How many processors there are, whoever may use them; 0 in runs of before that was looked at.
+    #[serde(default)]
+    pub online: usize,
     /// Processors that share a core, in groups; a group of one where there is no SMT.
     pub cores: Vec<Vec<usize>>,
     /// NUMA nodes.
@@ -61,6 +64,13 @@ pub struct Cpu {
     pub mitigations: Vec<(String, String)>,
 }
 
+impl Cpu {
+    /// How many processors others may use, too: of which the host's busy time is.
+    pub fn processors(&self) -> usize {
+        if self.online > 0 { self.online } else { self.usable.len() }
+    }
+}
+
 /// A block device, or the one that a file is on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockDevice {
@@ -70,6 +80,9 @@ pub struct BlockDevice {
     pub device: Option<String>,
     /// Its model.
     pub model: Option<String>,
+    /// Its size, in bytes.
+    #[serde(default)]
+    pub size: Option<u64>,
     /// Its I/O scheduler.
     pub scheduler: Option<String>,
     /// The file system, of a file.
@@ -101,4 +114,7 @@ pub struct Warning {
 impl Warning {
     /// What it is about where the kernel's messages could not be read, so that nobody knows whether it complained.
     pub const KERNEL_LOG: &str = "kernel-log";
+
+    /// What it is about where the plan has what this machine lacks.
+    pub const LEFT_OUT: &str = "left-out";
 }

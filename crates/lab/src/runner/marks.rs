@@ -25,9 +25,10 @@ fn throughput(measurement: &Measurement) -> f64 {
 
 /// Marks the cells that are as fast as the host's own fio in the same repetition, where enough is in flight to saturate a
 /// disk: their figures are the disk's. One that is faster than fio has shown that fio was not at the disk's limit, and then
-/// nobody is. Open loops are not marked, because their rate is given.
+/// nobody is: in this repetition, or in none, where most of the repetitions that have all subjects showed it, as later ones
+/// lack those that are done with. Open loops are not marked, because their rate is given.
 pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
-    let is_host = |name: &str| plan.subjects.iter().any(|subject| subject.stack == Stack::Host && subject.name == name);
+    let is_host = |name: &str| subject_called(plan, name).is_some_and(|one| one.stack == Stack::Host);
     let in_flight = |id: &CellId| {
         let load = plan.loads.named(&id.load);
         load.map_or(0, |load| u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.groups()))
@@ -41,21 +42,31 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
         let reached = measured(cell).map(|measurement| (cell.id.clone(), throughput(measurement)));
         rounds.entry((cell.id.load.clone(), cell.id.repetition)).or_default().extend(reached);
     }
+    let best = |one: &CellId, repetition: u32, of: &dyn Fn(&str) -> bool| {
+        let round = rounds.get(&(one.load.clone(), repetition)).map_or(&[][..], Vec::as_slice);
+        let same = |id: &CellId| way(&id.subject) == way(&one.subject);
+        let reached = round.iter().filter(|(id, _)| same(id) && of(&id.subject)).map(|(_, reached)| *reached);
+        reached.fold(0.0, f64::max)
+    };
+    // Whether fio was at the disk's limit, as far as a repetition shows it.
+    let was_at_limit = |one: &CellId, repetition: u32| {
+        let host = best(one, repetition, &is_host);
+        (host > 0.0).then(|| best(one, repetition, &|_| true) <= host / bound)
+    };
+    let mostly_was = |one: &CellId| {
+        let whole: Vec<bool> = (0..plan.repetitions).filter_map(|repetition| was_at_limit(one, repetition)).collect();
+        2 * whole.iter().filter(|was| **was).count() >= whole.len()
+    };
     for cell in cells.iter_mut().filter(|cell| cell.id.point == 0) {
-        let round = rounds.get(&(cell.id.load.clone(), cell.id.repetition)).map_or(&[][..], Vec::as_slice);
-        let same = |id: &CellId| way(&id.subject) == way(&cell.id.subject);
-        let best = |of: &dyn Fn(&str) -> bool| {
-            let reached = round.iter().filter(|(id, _)| same(id) && of(&id.subject)).map(|(_, reached)| *reached);
-            reached.fold(0.0, f64::max)
-        };
-        let (host, any) = (best(&is_host), best(&|_| true));
+        let host = best(&cell.id, cell.id.repetition, &is_host);
         if let Outcome::Measured(measurement) = &mut cell.outcome {
             // What was marked before the repetition was whole may be none.
             measurement.limit.take_if(|limit| matches!(limit, Bottleneck::Device(_)));
             let share = throughput(measurement) / host;
-            let is_bound = host > 0.0 && share >= bound && any <= host / bound;
+            let is_bound = share >= bound && was_at_limit(&cell.id, cell.id.repetition) == Some(true);
             let is_asked = !is_host(&cell.id.subject) && in_flight(&cell.id) >= SATURATING;
-            if is_bound && is_asked && measurement.limit.is_none() && measurement.offered_iops.is_none() {
+            let is_free = measurement.limit.is_none() && measurement.offered_iops.is_none();
+            if is_bound && is_asked && is_free && mostly_was(&cell.id) {
                 let text = format!("{:.0}% of what fio on the host gets from the disk", share * 100.0);
                 measurement.limit = Some(Bottleneck::Device(text));
             }
@@ -191,6 +202,43 @@ mod tests {
             assert_eq!(marked(threshold, least - 1, 1000), [false, true], "{threshold}");
             assert_eq!(marked(threshold, 1000, most + 1), [false; 2], "{threshold}");
         }
+    }
+
+    #[test]
+    fn what_fio_was_not_at_in_the_first_repetitions_bounds_nobody_in_later_ones_without_who_was_faster() {
+        let subjects = ["a", "u"].map(|name| format!("[[subject]]\nname = '{name}'\nstack = 'egret'\n")).concat();
+        let plan: Plan = toml::from_str(&format!(
+            "name = 'p'\ntitle = 't'\nrepetitions = 5\nmost-repetitions = 12\n[disk]\ntype = 'file'\n[[subject]]\nname = 'h'\n\
+             stack = 'host'\n{subjects}[[load]]\nname = 'l'\niodepth = 8\n"
+        ))
+        .unwrap();
+        let marked = |of_u: [u64; 5]| {
+            let round = |repetition: u32| {
+                let u = of_u.get(repetition as usize).map(|bytes| cell("l", "u", *bytes));
+                let mut round: Vec<Cell> = [cell("l", "h", 1000), cell("l", "a", 985)].into_iter().chain(u).collect();
+                round.iter_mut().for_each(|cell| cell.id.repetition = repetition);
+                round
+            };
+            let mut cells: Vec<Cell> = (0..12).flat_map(round).collect();
+            mark_device_bound(&plan, &mut cells);
+            let of_a = cells.iter().filter(|cell| cell.id.subject == "a");
+            of_a.filter(|cell| measured(cell).unwrap().limit.is_some()).count()
+        };
+        assert_eq!(marked([1300; 5]), 0, "it was done with after five");
+        assert_eq!(marked([1300, 1300, 1300, 1000, 1000]), 0);
+        assert_eq!(marked([1300, 1300, 1000, 1000, 1000]), 10, "a minority of repetitions shows nothing of the others");
+    }
+
+    #[test]
+    fn fio_on_the_host_is_the_host_by_its_second_name_too() {
+        let plan = toml::from_str(
+            "name = 'p'\ntitle = 't'\n[disk]\ntype = 'file'\n[[subject]]\nname = 'h'\nstack = 'host'\n[[subject]]\nname = 'e'\nstack = 'egret'\n[[load]]\nname = 'l'\niodepth = 8\n",
+        )
+        .unwrap();
+        let mut cells = [cell("l", "h", 1000), cell("l", "h (again)", 1050), cell("l", "e", 1040)];
+        mark_device_bound(&plan, &mut cells);
+        let limits = cells.each_ref().map(|cell| measured(cell).unwrap().limit.is_some());
+        assert_eq!(limits, [false, false, true]);
     }
 
     #[test]

@@ -26,9 +26,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::disks::{self, Disks};
 use crate::fingerprint;
 use crate::machine::{self, Placement};
-use crate::plan::{Load, Plan};
+use crate::plan::{Load, Plan, Stack};
 use crate::process::{ProcessReaper, Scratch, short_directory};
-use crate::results::{Cell, CellId, FORMAT, Incident, Measurement, Outcome, Run, Warning};
+use crate::results::{Cell, CellId, FORMAT, Host, Incident, Measurement, Outcome, Run, Warning};
 use crate::stack::{self, Context, Deployment, Task, Unable};
 use crate::statistics::Looks;
 
@@ -144,6 +144,8 @@ impl Runner {
     /// # Errors
     /// They cannot be made.
     pub fn begin(plan: Plan, options: &RunOptions, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
+        let left_out = options.left_out.iter();
+        let left_out = left_out.map(|text| Warning { about: Warning::LEFT_OUT.into(), text: text.clone() });
         let mut run = Run {
             format: FORMAT,
             job_files: fingerprint::job_files(&plan),
@@ -154,7 +156,7 @@ impl Runner {
             peaks: options.peaks.clone(),
             started: now(),
             ended: None,
-            host: Default::default(),
+            host: Host { warnings: left_out.collect(), ..Host::default() },
             cells: Vec::new(),
             incidents: Vec::new(),
         };
@@ -166,10 +168,8 @@ impl Runner {
         }
         let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
-        run.host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
-        run.host.warnings.extend(disks.warnings.iter().cloned());
-        let left_out = options.left_out.iter();
-        run.host.warnings.extend(left_out.map(|text| Warning { about: "left-out".into(), text: text.clone() }));
+        let host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
+        begin_on(&mut run, host, &disks);
         journal.result(&run)?;
         Self::new(run, journal, disks, placement, options, reaper)
     }
@@ -184,11 +184,18 @@ impl Runner {
         let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
         let host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
-        if let Some(text) = differs(&run, &host) {
-            let incident = Incident { at: now(), cell: None, source: Incident::LAB.into(), text };
-            journal.incident(&incident)?;
-            run.incidents.push(incident);
+        if run.cells.is_empty() {
+            // It may have been interrupted before anybody looked at the machine.
+            begin_on(&mut run, host, &disks);
+        } else {
+            if let Some(text) = differs(&run, &host) {
+                let incident = Incident { at: now(), cell: None, source: Incident::LAB.into(), text };
+                journal.incident(&incident)?;
+                run.incidents.push(incident);
+            }
+            disks.warnings.iter().for_each(|warning| warn(&mut run.host, warning.clone()));
         }
+        journal.result(&run)?;
         Self::new(run, journal, disks, placement, options, reaper)
     }
 
@@ -239,7 +246,8 @@ impl Runner {
         let looks = Looks::new(self.run.plan.repetitions, self.run.plan.most_repetitions());
         for look in looks.all() {
             self.measure_all(begin, &mut planned, progress)?;
-            if self.context.reaper.has_stopped() {
+            // One that was stopped with nothing left of these steps may still owe more of them.
+            if self.owes() {
                 break;
             }
             mark_device_bound(&self.run.plan, &mut self.run.cells);
@@ -251,6 +259,11 @@ impl Runner {
         }
         self.kept.clear();
         self.finish(begin.elapsed(), stolen_ns().saturating_sub(stolen))
+    }
+
+    /// Whether any of the steps that are known is left.
+    fn owes(&self) -> bool {
+        self.run.cells.len() < self.steps.len()
     }
 
     /// Measures what is left of the steps that are known.
@@ -281,11 +294,11 @@ impl Runner {
     }
 
     fn finish(&mut self, elapsed: Duration, stolen: u64) -> io::Result<Ending> {
+        let interrupted = self.owes();
         let run = &mut self.run;
-        let interrupted = run.cells.len() < self.steps.len();
         run.ended = (!interrupted).then(now);
         mark_device_bound(&run.plan, &mut run.cells);
-        let processors = run.host.cpu.usable.len();
+        let processors = run.host.cpu.processors();
         let mut warnings: Vec<Warning> = noise(&run.cells, processors).into_iter().collect();
         warnings.extend(drift(&run.plan, &run.cells));
         let share = stolen as f64 / elapsed.as_nanos().max(1) as f64 / processors.max(1) as f64;
@@ -293,17 +306,13 @@ impl Runner {
             let text = format!("a hypervisor took {:.1}% of the processors' time away", share * 100.0);
             warnings.push(Warning { about: "steal".into(), text });
         }
-        warnings.into_iter().for_each(|warning| self.warn(&warning.about, warning.text));
+        warnings.into_iter().for_each(|warning| warn(&mut self.run.host, warning));
         self.journal.result(&self.run)?;
         Ok(if interrupted { Ending::Interrupted } else { Ending::Finished })
     }
 
-    /// A warning from before the run stays beside one from during it, unless they are equal.
     fn warn(&mut self, about: &str, text: String) {
-        let warning = Warning { about: about.into(), text };
-        let warnings = &mut self.run.host.warnings;
-        warnings.retain(|old| *old != warning);
-        warnings.push(warning);
+        warn(&mut self.run.host, Warning { about: about.into(), text });
     }
 
     fn note_incidents(&mut self, id: &CellId, progress: &mut dyn Progress) -> io::Result<()> {
@@ -374,7 +383,11 @@ impl Runner {
         let count = usize::from(load.disks);
         let subject = &self.run.plan.subjects[subject];
         let disks = self.disks.of(&subject.backend).map_err(Unable::failed)?;
-        stack::deploy(subject, load, disks.get(..count).unwrap_or(disks), &self.context)
+        let disks = disks.get(..count).ok_or_else(|| {
+            let count = disks.len();
+            Unable::Impossible(format!("the load asks for {} disks, and the subject has {count}", load.disks))
+        })?;
+        stack::deploy(subject, load, disks, &self.context)
     }
 }
 
@@ -397,9 +410,7 @@ fn peak(run: &Run, load: &Load) -> Result<f64, Unable> {
     if let Some(peak) = run.peaks.get(&load.name) {
         return Ok(*peak);
     }
-    let is_host = |name: &str| {
-        run.plan.subjects.iter().any(|subject| subject.name == name && subject.stack == crate::plan::Stack::Host)
-    };
+    let is_host = |name: &str| subject_called(&run.plan, name).is_some_and(|one| one.stack == Stack::Host);
     let peaks = run.cells.iter().filter(|cell| cell.id.load == load.name && cell.id.point == 0);
     let peaks: Vec<(u32, f64)> = peaks
         .filter(|cell| !is_host(&cell.id.subject) || run.plan.subjects.iter().all(|one| is_host(&one.name)))
@@ -430,13 +441,32 @@ fn placement(plan: &Plan) -> Placement {
     placement
 }
 
+/// A warning from before the run stays beside one from during it, unless they are equal.
+fn warn(host: &mut Host, warning: Warning) {
+    host.warnings.retain(|old| *old != warning);
+    host.warnings.push(warning);
+}
+
+/// Has a run begin on this machine and these disks; what was left out of its plan stays so.
+fn begin_on(run: &mut Run, host: Host, disks: &Disks) {
+    let before = std::mem::replace(&mut run.host, host).warnings;
+    let left_out = before.into_iter().filter(|warning| warning.about == Warning::LEFT_OUT);
+    run.host.warnings.extend(disks.warnings.iter().cloned().chain(left_out));
+}
+
 /// How the machine differs from the one on which the run began.
-fn differs(run: &Run, now: &crate::results::Host) -> Option<String> {
+fn differs(run: &Run, now: &Host) -> Option<String> {
     let before = &run.host;
-    let hash = |host: &crate::results::Host| host.components.iter().map(|one| one.sha256.clone()).collect::<Vec<_>>();
+    let hash = |host: &Host| host.components.iter().map(|one| one.sha256.clone()).collect::<Vec<_>>();
+    // What has the same name after a reboot may be another disk, and the same one may have another name.
+    let disk = |host: &Host| {
+        let disk = host.disk.clone()?;
+        Some((disk.model, disk.size, disk.scheduler, disk.file_system))
+    };
     let what = [
         ("the kernel", before.kernel != now.kernel),
         ("the processors", before.cpu != now.cpu),
+        ("the disk", disk(before) != disk(now)),
         ("the programs", hash(before) != hash(now)),
         ("the job files", run.job_files != fingerprint::job_files(&run.plan)),
     ];
@@ -469,28 +499,136 @@ pub fn raw_name(id: &CellId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::Operations;
+    use crate::results::{BlockDevice, Operations};
+
+    struct Silence;
+    impl Progress for Silence {
+        fn measuring(&mut self, _: &CellId) {}
+        fn ended(&mut self, _: &Cell, _: usize, _: usize, _: Duration) {}
+        fn says(&mut self, _: &str) {}
+    }
+
+    fn options(directory: &Path) -> RunOptions {
+        RunOptions {
+            scale: 1.0,
+            seed: 1,
+            only: None,
+            peaks: BTreeMap::new(),
+            directory: directory.to_owned(),
+            egret: "/bin/true".into(),
+            write_device: true,
+            precondition: false,
+            left_out: Vec::new(),
+        }
+    }
+
+    /// A cell in which so many requests were completed in a second.
+    fn cell(id: CellId, requests: u64) -> Cell {
+        let reads = Some(Operations { requests, bytes: 4096 * requests, ..Operations::default() });
+        let measurement = Measurement { seconds: 1.0, reads, ..Measurement::default() };
+        Cell { id, started: 0, outcome: Outcome::Measured(Box::new(measurement)) }
+    }
+
+    /// A plan whose disk warns.
+    const OVER_SSH: &str = "name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'ssh'\noptional = true\n\
+                            client = 'ssh:h'\ndisk = '/dev/x'\n[[load]]\nname = 'l'\nrw = 'write'\n";
+
+    /// A run that goes on, with the subjects of its warnings.
+    fn resumed(run: &Run) -> (Run, Vec<String>) {
+        let place = tempfile::tempdir().unwrap();
+        drop(Journal::create(place.path(), run).unwrap());
+        let runner = Runner::resume(&options(place.path()), &ProcessReaper::new().unwrap()).unwrap();
+        let kept = read(place.path()).unwrap();
+        assert_eq!((&kept.host, &kept.incidents), (&runner.run().host, &runner.run().incidents));
+        let abouts = kept.host.warnings.iter().map(|warning| warning.about.clone()).collect();
+        (kept, abouts)
+    }
+
+    #[test]
+    fn a_run_that_was_interrupted_before_its_first_cell_begins_where_it_is_resumed() {
+        let mut begun = Run::of(OVER_SSH);
+        let left_out = Warning { about: "left-out".into(), text: "fio is not installed".into() };
+        begun.host.warnings.push(left_out);
+        let (run, abouts) = resumed(&begun);
+        assert!(!run.host.kernel.is_empty() && !run.host.cpu.usable.is_empty());
+        assert!(run.incidents.is_empty(), "{:?}", run.incidents);
+        for about in ["not-preconditioned", "left-out"] {
+            assert_eq!(abouts.iter().filter(|one| *one == about).count(), 1, "{about}: {abouts:?}");
+        }
+        assert_eq!(resumed(&run).1, abouts);
+    }
+
+    #[test]
+    fn a_run_that_goes_on_is_warned_of_the_disks_that_it_goes_on_with() {
+        let mut begun = Run::of(OVER_SSH);
+        let id = CellId { load: "l".into(), subject: "s".into(), repetition: 0, point: 0 };
+        begun.cells.push(cell(id, 100));
+        begun.host.kernel = "another".into();
+        let (run, abouts) = resumed(&begun);
+        assert_eq!((run.host.kernel.as_str(), run.incidents.len()), ("another", 1));
+        assert_eq!(abouts, ["not-preconditioned"]);
+        assert_eq!(resumed(&run).1, abouts);
+    }
+
+    #[test]
+    fn a_run_that_goes_on_with_another_disk_says_so() {
+        let mut run = Run::of("name = 'p'\ntitle = 't'\nsubject = []\nload = []\n[disk]\ntype = 'loop'\n");
+        let one = BlockDevice {
+            path: "/dev/loop1".into(),
+            device: Some("loop1".into()),
+            model: Some("a".into()),
+            scheduler: Some("none".into()),
+            ..BlockDevice::default()
+        };
+        run.host.disk = Some(one.clone());
+        let says = |disk: Option<BlockDevice>| differs(&run, &Host { disk, ..run.host.clone() });
+        let moved = BlockDevice { path: "/dev/loop7".into(), device: Some("loop7".into()), ..one.clone() };
+        assert_eq!(says(Some(moved)), None, "its number is the kernel's to choose");
+        let of = |change: fn(&mut BlockDevice)| {
+            let mut other = one.clone();
+            change(&mut other);
+            Some(other)
+        };
+        for other in [
+            None,
+            of(|disk| disk.model = Some("b".into())),
+            of(|disk| disk.size = Some(1 << 30)),
+            of(|disk| disk.scheduler = Some("mq-deadline".into())),
+            of(|disk| disk.file_system = Some("ext4".into())),
+        ] {
+            let said = says(other).expect("another disk");
+            assert_eq!(said, "resumed with other conditions than it began with: the disk");
+        }
+    }
+
+    #[test]
+    fn a_run_that_is_stopped_before_it_knows_what_is_left_has_not_finished() {
+        let place = tempfile::tempdir().unwrap();
+        let subjects = ["a", "b"].map(|name| format!("[[subject]]\nname = '{name}'\nstack = 'egret'\n")).concat();
+        let mut run = Run::of(&format!(
+            "name = 'p'\ntitle = 't'\nrepetitions = 5\nmost-repetitions = 12\n[disk]\ntype = 'null'\n{subjects}[[load]]\nname = 'l'\n"
+        ));
+        let scattered = |id: CellId| {
+            let requests =
+                if id.subject == "b" { [930, 1000, 950, 1010, 940][id.repetition as usize % 5] } else { 1000 };
+            cell(id, requests)
+        };
+        run.cells.extend(steps(&run.plan, run.seed, None).into_iter().map(|step| scattered(step.id)));
+        let more = more_steps(&run, 5);
+        run.cells.extend(more[1..].iter().map(|step| scattered(step.id.clone())));
+        drop(Journal::create(place.path(), &run).unwrap());
+        let reaper = ProcessReaper::new().unwrap();
+        let mut runner = Runner::resume(&options(place.path()), &reaper).unwrap();
+        reaper.stop();
+        assert_eq!(runner.go(&mut Silence).unwrap(), Ending::Interrupted);
+        assert_eq!((runner.run().ended, read(place.path()).unwrap().ended), (None, None));
+        assert_eq!(runner.total(), runner.run().cells.len() + 1);
+    }
 
     #[test]
     fn a_run_that_may_not_read_the_kernels_messages_says_so_once() {
-        struct Silence;
-        impl Progress for Silence {
-            fn measuring(&mut self, _: &CellId) {}
-            fn ended(&mut self, _: &Cell, _: usize, _: usize, _: Duration) {}
-            fn says(&mut self, _: &str) {}
-        }
         let place = tempfile::tempdir().unwrap();
-        let options = RunOptions {
-            scale: 1.0,
-            seed: 1,
-            only: Some("nothing is called so".into()),
-            peaks: BTreeMap::new(),
-            directory: place.path().to_owned(),
-            egret: "/bin/true".into(),
-            write_device: false,
-            precondition: false,
-            left_out: Vec::new(),
-        };
+        let options = RunOptions { only: Some("nothing is called so".into()), ..options(place.path()) };
         let plan =
             "name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n[[subject]]\nname = 'a'\nstack = 'egret'\n[[load]]\n";
         let reaper = ProcessReaper::new().unwrap();
@@ -530,13 +668,13 @@ mod tests {
                     [[subject]]\nname = 'a'\nstack = 'egret'\n[[subject]]\nname = 'b'\nstack = 'egret'\n\
                     [[load]]\ncurve = { from = 10, to = 90, points = 3 }\n";
         let cell = |subject: &str, repetition, requests| {
-            let reads = Some(Operations { requests, bytes: 0, ..Operations::default() });
-            let measurement = Measurement { seconds: 1.0, reads, ..Measurement::default() };
             let id = CellId { load: "randread 4k QD1 curve".into(), subject: subject.into(), repetition, point: 0 };
-            Cell { id, started: 0, outcome: Outcome::Measured(Box::new(measurement)) }
+            cell(id, requests)
         };
         let mut run = Run::of(plan);
-        run.cells = vec![cell("h", 0, 900), cell("a", 0, 100), cell("b", 0, 300), cell("b", 1, 400)];
+        // The host is the baseline, and has a second name.
+        run.cells =
+            vec![cell("h", 0, 900), cell("h (again)", 0, 950), cell("a", 0, 100), cell("b", 0, 300), cell("b", 1, 400)];
         let load = run.plan.loads[0].clone();
         assert_eq!(peak(&run, &load), Ok(300.0));
         let first = run.clone();

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -40,15 +41,21 @@ pub fn record(reaper: &Arc<ProcessReaper>, from_begin: bool, raw: &Path) -> Resu
         return Err("no profiles: perf is not installed: it comes with the package linux-perf".into());
     }
     let (file, fifo) = (raw.with_extension("perf"), raw.with_extension("control"));
-    let failed = |error: std::io::Error| format!("no profiles: perf: {error}");
-    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(|error| failed(error.into()))?;
-    let control = File::options().read(true).write(true).open(&fifo);
+    let failed = |error: io::Error| format!("no profiles: perf: {error}");
+    let control = queue(&fifo).map_err(failed)?;
     let mut command = Command::new("perf");
     command.args(["record", "-q", "-a", "-g", "-e", "cpu-clock", "-F", FREQUENCY]);
     command.args(["-D", if from_begin { "0" } else { "-1" }]);
     command.arg(format!("--control=fifo:{}", fifo.display())).arg("-o").arg(&file).stdout(Stdio::piped());
     let perf = reaper.start(command).map_err(failed);
-    Ok(Recording { control: control.map_err(failed)?, perf: perf?, file })
+    Ok(Recording { control, perf: perf?, file })
+}
+
+/// A new queue. A lab that was killed has left one.
+fn queue(path: &Path) -> io::Result<File> {
+    let _ = fs::remove_file(path);
+    mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    File::options().read(true).write(true).open(path)
 }
 
 impl Recording {
@@ -116,6 +123,15 @@ fn symbols(report: &str) -> (u64, Vec<Symbol>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_lab_that_was_killed_has_left_is_in_nobodys_way() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("cell.control");
+        let left = queue(&path).unwrap();
+        drop(queue(&path).unwrap());
+        drop(left);
+    }
 
     #[test]
     fn a_report_is_a_list_of_symbols_with_who_ran_them() {

@@ -135,7 +135,7 @@ pub struct Group {
     pub seconds: f64,
     /// Reads, if there were any.
     pub reads: Option<Operations>,
-    /// Writes, if there were any.
+    /// Writes and trims, if there were any.
     pub writes: Option<Operations>,
     /// How long reads and writes took together, where fio was asked for that.
     pub mixed: Option<Latency>,
@@ -168,14 +168,18 @@ fn group(job: &Value) -> Result<Group, String> {
         return Err(format!("job '{name}' failed: {error}"));
     }
     let runtime = |kind: &str| job[kind]["runtime"].as_f64().unwrap_or(0.0) / 1e3;
-    let seconds = runtime("read").max(runtime("write"));
+    let [reads, writes, trims, both] = ["read", "write", "trim", "mixed"].map(|kind| operations(&job[kind]));
+    // With `unified_rw_reporting=mixed` fio tells of nothing else.
+    let alone = both.clone().filter(|_| [&reads, &writes, &trims].iter().all(|kind| kind.is_none()));
+    let kinds = if alone.is_some() { &["mixed"][..] } else { &["read", "write", "trim"] };
+    let seconds = kinds.iter().map(|kind| runtime(kind)).fold(0.0, f64::max);
     // Shares of the time that all jobs of the group ran, in percent.
     let cpu = |kind: &str| job[kind].as_f64().unwrap_or(0.0) / 100.0;
     let elapsed = job["job_runtime"].as_f64().unwrap_or(seconds * 1e3) / 1e3;
     Ok(Group {
-        reads: operations(&job["read"]),
-        writes: operations(&job["write"]),
-        mixed: operations(&job["mixed"]).map(|both| both.latency),
+        reads: reads.or(alone),
+        writes: [writes, trims].into_iter().flatten().reduce(joined),
+        mixed: both.map(|both| both.latency),
         seconds,
         cpu_ns: ((cpu("usr_cpu") + cpu("sys_cpu")) * elapsed * 1e9) as u64,
         name,
@@ -358,6 +362,20 @@ mod tests {
         let apart = of(&mixed.replace("mixed", "other"));
         assert_eq!(apart.latency(|latency| latency.p99), None);
         assert!((apart.mean_latency().unwrap() - 2000.333).abs() < 0.01, "{:?}", apart.mean_latency());
+    }
+
+    #[test]
+    fn requests_that_fio_tells_of_as_mixed_alone_or_as_trims_are_requests() {
+        let of = |text: &str| measurement(&groups(text).unwrap()).unwrap();
+        let mixed = of(&OUTPUT.replace("\"read\":", "\"mixed\":").replace("\"write\":", "\"other\":"));
+        assert_eq!((mixed.requests(), mixed.bytes(), mixed.seconds), (2, 8192, 1.0));
+        assert_eq!(mixed.latency(|latency| latency.p99), Some(1990.0));
+        let trims = OUTPUT.replace("\"read\":", "\"trim\":");
+        let (alone, beside) = (of(&trims), of(&trims.replace("\"total_ios\": 0", "\"total_ios\": 2")));
+        assert_eq!(
+            [alone, beside].map(|one| (one.requests(), one.reads, one.seconds)),
+            [(2, None, 1.0), (4, None, 1.0)]
+        );
     }
 
     #[test]

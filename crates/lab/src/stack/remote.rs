@@ -75,9 +75,15 @@ impl Domain {
         let pid = fs::read_to_string(folder.join(format!("{name}.pid"))).map_err(|_| missing("does not run here"))?;
         let pid: u32 = pid.trim().parse().map_err(|_| missing("has no process"))?;
         let line = fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| missing("has ended"))?;
-        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-        Ok(Self { pid, is_emulated: words.iter().any(|word| word.starts_with(b"tcg")) })
+        Ok(Self { pid, is_emulated: is_emulated(&line) })
     }
+}
+
+/// Whether a QEMU of this command line has no KVM: by `-accel tcg`, or `-machine pc,accel=tcg` of a libvirt before 7.
+fn is_emulated(line: &[u8]) -> bool {
+    let words = || line.split(|byte| *byte == 0);
+    let mut parts = words().flat_map(|word| word.split(|byte| *byte == b','));
+    words().any(|word| word.starts_with(b"tcg")) || parts.any(|part| part.starts_with(b"accel=tcg"))
 }
 
 /// The Egret on this host that serves the disk.
@@ -277,6 +283,16 @@ mod tests {
         assert_eq!(Domain::find("vm1", folder.path()), Ok(Domain { pid, is_emulated: false }));
         let Err(Unable::Impossible(reason)) = Domain::find("vm2", folder.path()) else { panic!("it does not run") };
         assert_eq!(reason, "domain 'vm2' does not run here: virsh list names those that run");
+    }
+
+    #[test]
+    fn a_domain_without_kvm_is_known_whichever_libvirt_started_it() {
+        for line in ["qemu\0-accel\0tcg,thread=multi\0", "qemu\0-machine\0pc-q35-4.2,accel=tcg,usb=off\0-m\0size=1"] {
+            assert!(is_emulated(line.as_bytes()), "{line}");
+        }
+        for line in ["qemu\0-accel\0kvm\0-name\0guest=a tcg\0", "qemu\0-machine\0pc-q35-4.2,accel=kvm,usb=off\0"] {
+            assert!(!is_emulated(line.as_bytes()), "{line}");
+        }
     }
 
     #[test]

@@ -202,7 +202,7 @@ impl Deployment for Served {
             Ok(None) => return Err(Unable::failed("no job ran")),
             Err(error) => return Err(self.failure(&error)),
         };
-        let mut measurement = measurement(&tally, spec.bs);
+        let mut measurement = measurement(&tally, &spec);
         measurement.offered_iops = task.rate_iops;
         if is_seen {
             measurement.cpu = meter.ledger();
@@ -326,13 +326,16 @@ fn by_order(pid: u32, iothreads: u32) -> BTreeSet<u32> {
     threads.into_iter().skip(2).take(iothreads as usize).collect()
 }
 
-fn measurement(tally: &Tally, bs: u32) -> Measurement {
+/// Of each kind that the load makes there is a number, be it none: who was asked and completed nothing is stuck.
+fn measurement(tally: &Tally, spec: &Spec) -> Measurement {
     let latency = |of: &hdrhistogram::Histogram<u64>| {
         let at = |quantile| of.value_at_quantile(quantile) as f64;
         Latency { mean: of.mean(), p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max: of.max() as f64 }
     };
-    let operations = |requests: u64, of: &hdrhistogram::Histogram<u64>| {
-        (requests > 0).then(|| Operations { requests, bytes: requests * u64::from(bs), latency: latency(of) })
+    let operations = |requests: u64, of: &hdrhistogram::Histogram<u64>| Operations {
+        requests,
+        bytes: requests * u64::from(spec.bs),
+        latency: latency(of),
     };
     let mut reads = tally.lat.clone();
     if tally.writes > 0 {
@@ -341,8 +344,8 @@ fn measurement(tally: &Tally, bs: u32) -> Measurement {
     }
     Measurement {
         seconds: tally.elapsed.as_secs_f64(),
-        reads: operations(tally.reads, &reads),
-        writes: operations(tally.writes, &tally.write_lat),
+        reads: spec.rw.reads.then(|| operations(tally.reads, &reads)),
+        writes: spec.rw.writes.then(|| operations(tally.writes, &tally.write_lat)),
         latency: Some(latency(&tally.all_lat())),
         unstarted: tally.open.as_ref().map_or(0, |open| open.unstarted),
         limit: tally.limit().map(Bottleneck::Load),
@@ -352,7 +355,24 @@ fn measurement(tally: &Tally, bs: u32) -> Measurement {
 
 #[cfg(test)]
 mod tests {
+    use egret_loadgen::load::Rw;
+
     use super::*;
+    use crate::results::Outcome;
+
+    #[test]
+    fn a_server_that_completes_nothing_in_all_of_the_interval_has_failed() {
+        let mut tally = Tally::new(Waiting::Blocking, false);
+        tally.elapsed = Duration::from_secs(2);
+        for (reads, writes) in [(true, false), (false, true), (true, true)] {
+            let spec = Spec { rw: Rw { reads, writes, random: true }, ..Spec::default() };
+            let outcome = Outcome::from(measurement(&tally, &spec));
+            assert!(
+                matches!(&outcome, Outcome::Failed { reason, .. } if reason == "no request was completed"),
+                "{outcome:?}"
+            );
+        }
+    }
 
     #[test]
     fn a_mixed_loads_quantiles_are_of_all_its_requests() {
@@ -363,7 +383,8 @@ mod tests {
             tally.lat.record(1_000_000).unwrap();
             tally.write_lat.record(1_000_000).unwrap();
         }
-        let measurement = measurement(&tally, 4096);
+        let rw = Rw { reads: true, writes: true, random: true };
+        let measurement = measurement(&tally, &Spec { rw, ..Spec::default() });
         let p99 = measurement.latency(|latency| latency.p99).unwrap();
         // A mean of both p99, by how many there were, would be 30 us.
         assert!((990_000.0..1_010_000.0).contains(&p99), "{p99}");
