@@ -305,6 +305,11 @@ impl Closer {
                     let waited = self.is_late.wait_timeout(state, TOO_LONG - late);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
+                // A file may have to wait for longer than for the one that is being closed.
+                None if state.since.is_some() && !state.files.is_empty() => {
+                    let waited = self.is_late.wait_timeout(state, AGAIN);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
                 None => self.is_late.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
         }
@@ -620,6 +625,22 @@ mod tests {
         let (after, other_after) = UnixStream::pair().unwrap();
         closer.leave(left(after));
         assert!(is_closed(other_after));
+    }
+
+    #[test]
+    fn another_thread_goes_on_with_a_file_that_there_was_no_thread_for_when_one_does_not_come_back() {
+        handle_signal().unwrap();
+        let closer = made(|state| {
+            be_stuck(state);
+            state.files.push_back(file());
+            state.is_short_until = Some(Instant::now() + TOO_LONG);
+        });
+        thread::spawn(move || closer.run());
+        let end = Instant::now() + Duration::from_secs(30);
+        while !closer.lock().files.is_empty() {
+            assert!(Instant::now() < end, "nothing else is left to be closed");
+            thread::yield_now();
+        }
     }
 
     #[test]

@@ -10,8 +10,9 @@ use crate::{Backend, EventLoop, Source, SourceId, clock};
 
 /// How long a loop that always finds work may leave the monitor unasked, where only the monitor sees idle sources.
 const MONITOR_AT_LEAST_EVERY: Nanos = Nanos::from_micros(50);
-/// How many looks go by between two readings of the clock while spinning.
-const LOOKS_PER_CLOCK_READ: u32 = 8;
+/// How many looks at a source go by between two readings of the clock while spinning: those cost about as much. With more
+/// sources there are fewer looks at all of them, for the window is to end when it is over.
+const LOOKS_PER_CLOCK_READ: usize = 8;
 
 /// How a wait came to its end.
 enum Waited {
@@ -69,8 +70,9 @@ impl<S: Source> EventLoop<S> {
         self.flush()?;
         self.sources.suppress();
         let end = start + window;
+        let looks = (LOOKS_PER_CLOCK_READ / self.sources.active.len().max(1)).max(1);
         loop {
-            for _ in 0..LOOKS_PER_CLOCK_READ {
+            for _ in 0..looks {
                 if self.look() {
                     self.now = clock::now();
                     self.ask_monitor()?;

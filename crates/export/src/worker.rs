@@ -526,6 +526,8 @@ impl QueueWorker {
     fn look_again(&mut self, turn: &mut Turn<'_, Worker>) {
         if self.info.kickless == Kickless::Timer && self.phase == Phase::Running && turn.now() >= self.look_at {
             self.look_at = turn.now() + LOOK_EVERY;
+            // In the place of whatever it was set to.
+            self.timer = Nanos::ZERO;
             turn.set_timer(self.look_at);
         }
     }
@@ -681,6 +683,8 @@ impl QueueWorker {
         }
         if self.phase == Phase::Stopping {
             self.phase = Phase::Running;
+            // While it stopped its timer was another's.
+            self.look_at = Nanos::ZERO;
         }
     }
 

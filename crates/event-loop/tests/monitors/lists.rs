@@ -1,6 +1,7 @@
 //! Where sources are: their places and names, and the list of those that are looked at in every turn.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
@@ -192,5 +193,38 @@ fn a_loop_counts_how_long_it_has_spun_and_slept() {
         assert!(counted.spin_wasted >= window, "it spins for so long before it sleeps: {counted:?}");
         assert!(counted.spin_wasted + counted.spin_found + counted.asleep <= took, "{took:?} {counted:?}");
         assert!(window > Nanos::ZERO || counted.spin_wasted + counted.spin_found == Nanos::ZERO, "{counted:?}");
+    }
+}
+
+#[test]
+fn a_window_that_is_over_has_seen_many_sources_once_and_few_of_them_some_times() {
+    let idle_after = Nanos::from_millis(3_600_000);
+    for (sources, most) in [(1, 8), (64, 1)] {
+        let options = LoopOptions { idle_after, ..options(MonitorChoice::Ppoll, Nanos(1)) };
+        let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+        let all: Vec<_> = (0..sources).map(|_| bell()).collect();
+        let outsides: Vec<_> = all.iter().map(|(_, outside, _)| Arc::clone(outside)).collect();
+        // There before they come, so that they come on the list.
+        outsides.iter().for_each(|outside| outside.ring());
+        let ids: Vec<_> = all.into_iter().map(|(bell, ..)| target.attach(bell).map_err(|(_, e)| e).unwrap()).collect();
+        while ids.iter().any(|id| target.source(*id).unwrap().times.is_empty()) {
+            target.turn().unwrap();
+        }
+        // Until a wait comes to its end, where everything is armed.
+        let mut is_over = false;
+        while !is_over {
+            let last = outsides[0].looks.load(Ordering::Relaxed);
+            let (outside, (tell, told)) = (Arc::clone(&outsides[0]), channel());
+            let ends = move || {
+                outside.ring();
+                tell.send(()).unwrap();
+            };
+            target.source(ids[0]).unwrap().when_armed = Some(Box::new(ends));
+            target.turn().unwrap();
+            is_over = told.try_recv().is_ok();
+            let looks = outsides[0].looks.load(Ordering::Relaxed) - last;
+            // One before it, and one when it is armed.
+            assert!(looks <= 2 + most, "{looks} looks at each of {sources}");
+        }
     }
 }

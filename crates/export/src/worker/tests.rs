@@ -551,6 +551,31 @@ fn a_queue_that_nobody_kicks_finds_out_that_a_request_is_overdue_while_it_stops(
 }
 
 #[test]
+fn a_queue_that_nobody_kicks_has_its_timer_set_anew_for_what_it_waits_for_when_it_stops_and_when_it_goes_on() {
+    let timeout = Nanos::from_millis(1 << 30);
+    let errors = ErrorHandling::new("e", ErrorPolicy { timeout: Some(timeout), ..ErrorPolicy::default() });
+    let never = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(1 << 40), read_zeroes: false };
+    let (mut io, queues) = reading(&errors, [Arc::new(Disk::open(&Options::new("never", never)).unwrap())]);
+    let id = queues[0].1;
+    io.turn().unwrap();
+    let stops = |io: &mut EventLoop<Worker>| {
+        io.quiesce(id, |_| ());
+        io.wake(id);
+        io.turn().unwrap();
+    };
+    for _ in 0..2 {
+        stops(&mut io);
+        let stopping = clock::now();
+        assert!(queue(&mut io, id).timer > stopping, "it looks for what is overdue");
+        io.resume(id);
+        io.turn().unwrap();
+        let (timer, look_at) = (queue(&mut io, id).timer, queue(&mut io, id).look_at);
+        assert_eq!(timer, Nanos::ZERO, "nobody takes it for set");
+        assert!(look_at <= clock::now() + LOOK_EVERY && look_at > stopping, "it looks whether there is more to do");
+    }
+}
+
+#[test]
 fn each_descriptor_of_a_queue_is_signalled_for_what_it_is_there_for_and_for_nothing_else() {
     use rustix::event::{EventfdFlags, eventfd};
     for packed in [false, true] {

@@ -247,10 +247,9 @@ impl Habits {
     /// Takes in a wait.
     pub(super) fn observe(&mut self, wait: &Wait<'_>) {
         let slice = &mut self.slice;
-        let in_sight = Nanos(self.price.endless());
-        slice.add_wait(wait, in_sight);
+        slice.add_wait(wait, Nanos(self.price.in_sight()));
         let spins = self.trial.is_some_and(|trial| trial.after.is_none() && HABITS[trial.rival] == Habit::Endless);
-        slice.vain += u32::from(spins && wait.blocked && wait.spun >= in_sight);
+        slice.vain += u32::from(spins && wait.blocked && wait.spun.0 >= self.price.endless());
         let (requests, nanoseconds) = if self.trial.is_some() { TRIAL } else { RESTING };
         let nanoseconds = if self.is_contended { CONTENDED } else { nanoseconds };
         let elapsed = slice.elapsed();

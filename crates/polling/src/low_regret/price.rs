@@ -12,7 +12,7 @@ const DEAREST: u64 = 16 * UNIT;
 /// slept where a spin would have paid.
 const HARM: u64 = 2;
 
-/// How long somebody spins who means to spin to the end: a millisecond, or so many blocks where those are dearer.
+/// How long a wait is at most that has an end in sight: a millisecond, or so many blocks where those are dearer.
 const ENDLESS: u64 = 1_000_000;
 const ENDLESS_BLOCKS: u64 = 16;
 
@@ -87,9 +87,15 @@ impl Price {
         f64::from(self.latency_price)
     }
 
-    /// A window for who means to spin to the end: a wait that is longer has none in sight.
+    /// How long a wait is at most that has an end in sight, whatever window is allowed: one that is longer is a pause, of which
+    /// nothing can be told.
+    pub(super) fn in_sight(&self) -> u64 {
+        (ENDLESS_BLOCKS * self.block).max(ENDLESS)
+    }
+
+    /// A window for who means to spin to the end.
     pub(super) fn endless(&self) -> u64 {
-        (ENDLESS_BLOCKS * self.block).max(ENDLESS).min(self.longest)
+        self.in_sight().min(self.longest)
     }
 
     /// Learns what a block costs, and takes its latency for what it adds to a wait.

@@ -110,6 +110,24 @@ fn low_regret_is_within_a_twentieth_of_the_best_for_each_of_them_though_calibrat
     }
 }
 
+#[test]
+fn a_limit_on_windows_leaves_what_was_slept_beyond_it_the_time_of_requests() {
+    let max = 32_768;
+    let limited = |world: World, kind, window| {
+        let mut policy = build(kind, &Parameters { max: Some(Nanos(window)), ..Parameters::default() }).unwrap();
+        policy.set_block_cost(CALIBRATED);
+        cost(world, policy.as_mut(), 3_000 * MS)
+    };
+    // Waits that block are longer than the limit, and those that do not are not.
+    for machine in [LOOP, METAL_LOOP] {
+        let world = World { disk: Disk::Hardware { lanes: 64, takes: 20_000, spread: 30 }, ..polling(machine, 1) };
+        let fixed = [0, 4_000, 16_000, 24_000, max].map(|window| limited(world, PolicyKind::Fixed, window));
+        let best = fixed.into_iter().min().expect("five of them");
+        let ours = limited(world, PolicyKind::LowRegret, max);
+        assert!(ours * 20 <= best * 21, "{ours}, and {best} is the least, in {world:?}");
+    }
+}
+
 /// What `low-regret` costs over the best, in a matrix of disks and loads on each of these machines.
 fn matrix(machines: &[(World, BlockCost)]) -> Vec<(World, f64)> {
     let null = |takes| Disk::Hardware { lanes: 64, takes, spread: 30 };
