@@ -55,7 +55,7 @@ impl Calls {
             // Of a line that was interrupted by another thread's the beginning tells everything.
             let Some(Line { thread, name, call, arguments }) = Line::parse(line) else { continue };
             if let Some(kind) = kinds.get(&thread) {
-                self.note(*kind, call, arguments, process);
+                self.note(*kind, call, arguments, process, name);
             }
             if call == "seccomp" {
                 kinds.insert(thread, kind_of(name));
@@ -63,7 +63,7 @@ impl Calls {
         }
     }
 
-    fn note(&mut self, kind: ThreadKind, call: &str, arguments: &str, process: u32) {
+    fn note(&mut self, kind: ThreadKind, call: &str, arguments: &str, process: u32, name: &str) {
         let numbers: Vec<u64> = arguments.split(", ").map(number).collect();
         let mut allowed = false;
         for (place, rule) in RULES.iter().enumerate().filter(|(_, rule)| rule.call == call && rule.is_for(kind)) {
@@ -78,7 +78,7 @@ impl Calls {
         let is_harmless = call == "clone3"
             || ["/sys/devices/system/cpu/online", "/proc/stat"].iter().any(|path| arguments.contains(path));
         if !allowed && !is_harmless {
-            self.refused.insert(format!("{kind}: {call}({arguments})"));
+            self.refused.insert(format!("{kind}, as {name}: {call}({arguments})"));
         }
     }
 
