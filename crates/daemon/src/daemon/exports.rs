@@ -69,10 +69,11 @@ impl Daemon {
         }
         let had_default = self.io_threads.contains_key(DEFAULT_IOTHREAD);
         self.config.add_export(object.clone())?;
-        let started = self.reconcile_disks().and_then(|()| self.start_export(&object, socket));
+        let about: Vec<_> = object.node_names().map(|(_, name)| name.to_owned()).collect();
+        let started = self.reconcile_disks(&about).and_then(|()| self.start_export(&object, socket));
         if let Err(e) = started {
             self.config.exports.pop();
-            self.reconcile_disks_or_log();
+            self.reconcile_disks_or_log(&about);
             if !had_default {
                 // It may not have been started.
                 let _ = self.remove_io_thread(DEFAULT_IOTHREAD);

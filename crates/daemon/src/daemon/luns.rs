@@ -31,10 +31,11 @@ impl Daemon {
         }
         let with = before.with_lun(lun.clone())?;
         self.config.change_export(with.clone())?;
-        let started = self.reconcile_disks().and_then(|()| self.start_lun(&with, &lun));
+        let about = [lun.node_name.clone()];
+        let started = self.reconcile_disks(&about).and_then(|()| self.start_lun(&with, &lun));
         if let Err(e) = started {
             self.config.put_export(before);
-            self.reconcile_disks_or_log();
+            self.reconcile_disks_or_log(&about);
             return Err(e.into());
         }
         self.leave_to_exports();

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use egret_disk::Limits;
+use egret_disk::{Driver as DiskDriver, Limits, Locking, Options};
 use egret_event_loop::ClockReads;
 use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::keyval;
@@ -471,4 +471,66 @@ fn a_set_of_descriptors_to_read_from_is_none_for_a_disk_that_is_opened_for_writi
     let error = daemon.add_blockdev(for_writing).unwrap_err().to_string();
     assert!(error.contains("no descriptor that is open for reading and writing"), "{error}");
     daemon.add_blockdev(disk).unwrap();
+}
+
+#[test]
+fn a_blockdev_that_cannot_be_opened_otherwise_stays_open_without_locks_and_is_in_no_other_ones_way() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    let is_free = |name: &str| {
+        let options = Options::new("other", DiskDriver::File { filename: at.join(format!("{name}.img")) });
+        Disk::open(&Options { locking: Locking::On, ..options }).is_ok()
+    };
+    image(at, "d0");
+    let open = || std::fs::File::options().read(true).write(true).open(at.join("d0.img")).unwrap();
+    daemon.add_fd(Some(0), open().into(), None).unwrap();
+    daemon.add_blockdev(Blockdev::new("d0", Driver::File(Image::new("/dev/fdset/0")))).unwrap();
+    daemon.add_blockdev(image(at, "d1")).unwrap();
+    let writer = |id: &str, node: &str| Export { writable: true, ..export(at, id, node) };
+    daemon.add_export(writer("e0", "d0")).unwrap();
+    daemon.add_export(writer("e1", "d1")).unwrap();
+    assert!(!is_free("d0") && !is_free("d1"));
+    daemon.remove_fd(0, None).unwrap();
+    daemon.remove_export("e0", Deletion::Safe).unwrap();
+    daemon.take_torn_down();
+    assert!(is_free("d0"), "nobody uses it");
+    assert!(!daemon.disk_state("d0").unwrap().read_only, "as it was opened");
+    // What is about others goes on.
+    daemon.add_blockdev(image(at, "d2")).unwrap();
+    daemon.remove_export("e1", Deletion::Safe).unwrap();
+    daemon.take_torn_down();
+    assert!(is_free("d1"));
+    assert!(daemon.disk_state("d1").unwrap().read_only);
+    // And what is about this one changes nothing, until it can be had.
+    let attempts: Vec<Attempt<'_>> =
+        vec![(Box::new(|d| d.add_export(writer("e0", "d0"))), "blockdev 'd0': there is no fdset 0")];
+    refused(&mut daemon, attempts);
+    daemon.add_fd(Some(0), open().into(), None).unwrap();
+    daemon.add_export(writer("e0", "d0")).unwrap();
+    assert!(!is_free("d0"));
+}
+
+#[test]
+fn a_blockdev_that_is_not_open_is_said_to_be_that_and_opened_when_a_change_is_about_it() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let (value, spelling) = keyval::read("raw,node-name=r,file=d0", "driver").unwrap();
+    daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
+    std::fs::rename(at.join("d0.img"), at.join("away")).unwrap();
+    daemon.remove_blockdev("r").unwrap();
+    let limits = Limits::default();
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.resize("d0", 2 << 20).map(drop)), "blockdev 'd0' is not open"),
+        (Box::new(|d| d.set_limits("d0", limits, None)), "blockdev 'd0' is not open"),
+        (Box::new(|d| d.set_active(Some("d0"), true)), "blockdev 'd0' is not open"),
+    ];
+    refused(&mut daemon, attempts);
+    std::fs::rename(at.join("away"), at.join("d0.img")).unwrap();
+    daemon.add_blockdev(image(at, "d1")).unwrap();
+    assert_eq!(daemon.disk_state("d0"), None, "that was about another");
+    daemon.add_export(export(at, "e0", "d0")).unwrap();
+    assert_eq!(daemon.disk_state("d0").unwrap().size, 1 << 20);
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::command::{Command, Run, Takes, nothing, typed};
 use super::{limits, luns};
-use crate::daemon::{DEFAULT_IOTHREAD, Deletion, View};
+use crate::daemon::{DEFAULT_IOTHREAD, Deletion, DiskState, View};
 
 options! {
     struct Node {
@@ -121,7 +121,8 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "query-named-block-nodes",
         takes: Takes::Keys(&NODES),
         returns: r#"[{"node-name", "drv", "ro", "file", "image": {"virtual-size", ...}, "cache", "bps", ...}]"#,
-        about: "Every blockdev: what it is, its size, its limits and its settings in force.",
+        about: "Every blockdev: what it is, its size, its limits and its settings in force. One whose image could not be \
+                opened when what lay over it was removed, say, is not `active` and has a size of 0, until it is exported.",
         run: Run::Query(|view, _| {
             Ok(view.config().node_names().into_iter().filter_map(|name| node(view, name)).collect())
         }),
@@ -232,7 +233,7 @@ fn node_of(export: &Export) -> &str {
 
 fn node(view: &View, name: &str) -> Option<Value> {
     let config = view.config();
-    let (disk, state) = (config.disk(name)?, view.disk_state(name)?);
+    let (disk, state) = (config.disk(name)?, view.disk_state(name).unwrap_or(DiskState::CLOSED));
     let file = match disk.bottom {
         Bottom::File(image) | Bottom::HostDevice(image) => image.filename.clone(),
         Bottom::Rbd(image) => format!("rbd:{}", image.spec()),
