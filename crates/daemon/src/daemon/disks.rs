@@ -62,8 +62,10 @@ impl Daemon {
         if !self.config.node_names().contains(&node_name) {
             return Err(ChangeError::NoNode(name()));
         }
-        let exported = self.config.exports.iter().any(|export| export.has_node(node_name));
-        if exported || self.teardowns.export_of(node_name).is_some() {
+        // By an export, or by requests for a unit that was taken away.
+        let is_exported = |node: &str| self.config.exports.iter().any(|export| export.has_node(node));
+        let is_used = |node: &str| is_exported(node) || self.teardowns.export_of(node).is_some();
+        if is_used(node_name) {
             return Err(ChangeError::NodeInUse(name()));
         }
         let below: Vec<_> = self.config.blockdevs.iter().filter_map(Blockdev::child_name).collect();
@@ -76,7 +78,7 @@ impl Daemon {
         // What is written inside it may be exported, or lie below another, by a name of its own.
         let blockdev = &self.config.blockdevs[at];
         for part in std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child()).map(Blockdev::name) {
-            if self.config.exports.iter().any(|export| export.has_node(part)) {
+            if is_used(part) {
                 return Err(ChangeError::NodeInUse(part.to_owned()));
             }
             if below.contains(&part) {

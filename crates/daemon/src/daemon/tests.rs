@@ -216,6 +216,27 @@ fn a_logical_unit_that_goes_frees_its_disk_when_that_is_told() {
 }
 
 #[test]
+fn a_blockdev_is_in_use_as_long_as_a_unit_that_was_taken_away_uses_what_is_written_inside_it() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    let filename = match image(place.path(), "a").driver {
+        Driver::File(image) => image.filename,
+        _ => unreachable!("it is a file"),
+    };
+    let text = format!("raw,node-name=r,file.driver=file,file.node-name=f,file.filename={filename}");
+    let (value, spelling) = keyval::read(&text, "driver").unwrap();
+    daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
+    daemon.add_export(scsi_export(place.path(), "s0")).unwrap();
+    daemon.add_lun("s0", lun(0, "f")).unwrap();
+    daemon.remove_lun("s0", FIRST).unwrap();
+    assert_eq!(daemon.remove_blockdev("r").unwrap_err().to_string(), "Node f is in use");
+    rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+    daemon.take_torn_down();
+    daemon.remove_blockdev("r").unwrap();
+    assert_eq!(daemon.disks_by_name().len(), 0);
+}
+
+#[test]
 fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_for_that_and_is_when_there_is() {
     use std::io::{Read, Write};
     let place = tempfile::tempdir().unwrap();
