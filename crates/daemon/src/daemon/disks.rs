@@ -87,6 +87,8 @@ impl Daemon {
         }
         if let Some(disk) = self.disks.get(node_name) {
             self.calls.make_stable(node_name, disk)?;
+            // What it lies over stays, perhaps.
+            self.losses.extend(disk.loss().map(|loss| (self.image_of(node_name), loss)));
             self.disks.remove(node_name);
         }
         let about = with_below(&self.config.blockdevs.remove(at));
@@ -135,14 +137,17 @@ impl Daemon {
             wanted.contains(name) || self.teardowns.export_of(name).is_some() || is_unwritten
         };
         let unwanted: Vec<_> = self.disks.keys().filter(|name| !stays(name)).cloned().collect();
-        self.losses.retain(|name, _| wanted.contains(name));
         for name in unwanted {
             let Some(disk) = self.disks.remove(&name) else { continue };
             // One that does not answer is closed by who waits for it.
             if let Err(e) = self.calls.make_stable(&name, &disk) {
                 tracing::error!("{e}");
             }
+            // Another has been laid over it, which is to be opened.
+            self.losses.extend(disk.loss().map(|loss| (self.image_of(&name), loss)));
         }
+        let known = self.config.node_names();
+        self.losses.retain(|name, _| known.contains(&name.as_str()));
         let disks = &self.disks;
         self.held.retain(|name, _| disks.contains_key(name));
         self.unwritten.retain(|name, _| disks.contains_key(name));
@@ -157,7 +162,7 @@ impl Daemon {
         let wanted = self.wanted_options(config, name, &disk);
         let Some(disk) = self.disks.get(name) else {
             let disk = self.open_image(&wanted, None)?;
-            self.losses.remove(name).into_iter().for_each(|loss| disk.lose(loss));
+            self.losses.remove(&self.image_of(name)).into_iter().for_each(|loss| disk.lose(loss));
             self.disks.insert(name.to_owned(), disk);
             return Ok(());
         };
@@ -187,7 +192,7 @@ impl Daemon {
         self.held.remove(name);
         let Some(old) = self.disks.remove(name) else { return Ok(()) };
         // This is no reopening that anybody has asked for, so it lifts nothing.
-        self.losses.extend(old.loss().map(|loss| (name.to_owned(), loss)));
+        let (image, loss) = (self.image_of(name), old.loss());
         let opened = match &old.options().driver {
             // The other side may take one client at a time, and a lock of this one's is in the way of the next.
             Driver::Remote(_) => {
@@ -207,8 +212,6 @@ impl Daemon {
                         self.open_image(wanted, None)
                     }
                     Err(e) => {
-                        // It has kept what it lost.
-                        self.losses.remove(name);
                         self.disks.insert(name.to_owned(), old);
                         return Err(e);
                     }
@@ -217,10 +220,25 @@ impl Daemon {
             }
         };
         self.unlocked.remove(name);
+        self.losses.extend(loss.map(|loss| (image.clone(), loss)));
         let disk = opened?;
-        self.losses.remove(name).into_iter().for_each(|loss| disk.lose(loss));
+        self.losses.remove(&image).into_iter().for_each(|loss| disk.lose(loss));
         self.disks.insert(name.to_owned(), disk);
         Ok(())
+    }
+
+    /// The node that has the image of a node: the lowest with a name of those that it lies over, or itself.
+    fn image_of(&self, name: &str) -> String {
+        let mut blockdevs =
+            self.config.blockdevs.iter().flat_map(|top| std::iter::successors(Some(top), |at| at.inline_child()));
+        let Some(blockdev) = blockdevs.find(|blockdev| blockdev.name() == name) else { return name.to_owned() };
+        match blockdev.child_name() {
+            Some(below) => self.image_of(below),
+            None => {
+                let inside = std::iter::successors(Some(blockdev), |at| at.inline_child()).map(Blockdev::name);
+                inside.filter(|name| !name.is_empty()).last().unwrap_or(name).to_owned()
+            }
+        }
     }
 
     /// The disk of a blockdev that an export serves.

@@ -88,7 +88,8 @@ pub struct Daemon {
     /// The disks that have given their locks back, whatever their options say, for they are to be opened otherwise and cannot
     /// be; each is one of `disks`, and nobody uses it.
     unlocked: BTreeSet<String>,
-    /// What images have lost that are about to be opened otherwise, by blockdev.
+    /// What images have lost that are about to be opened otherwise, by the blockdev that has the image: others may be laid
+    /// over it, or taken away, before it is opened.
     losses: BTreeMap<String, Loss>,
     /// By blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
