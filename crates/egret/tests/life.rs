@@ -399,6 +399,8 @@ fn an_iothread_that_cannot_go_on_ends_the_daemon_with_one_line() {
 }
 
 #[test]
+    let said = qmp.fail("qom-set", json!({"path": "io0", "property": "poll-max-ns", "value": 0}));
+    assert!(said.starts_with("iothread 'io0': it is stuck"), "{said}");
 fn a_panic_ends_the_daemon_with_one_line() {
     no_core_files();
     let scratch = Scratch::new();

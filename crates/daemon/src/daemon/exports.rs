@@ -13,6 +13,7 @@ use egret_virtio::scsi::ScsiConfig;
 use egret_vocabulary::schema::{self, BlkDevice, FdAddr, NbdDevice, ScsiDevice, UnixAddr, VhostUser};
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
+use super::io_threads::iothreads_of;
 use super::scsi::UnitOptions;
 use super::teardowns::{TornDown, Waiter};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
@@ -67,6 +68,7 @@ impl Daemon {
         if matches!(object.addr(), Some(schema::Addr::Fd(_))) && socket.is_none() {
             return Err(ChangeError::NoSocket(object.id));
         }
+        self.await_answers(iothreads_of(&object))?;
         let had_default = self.io_threads.contains_key(DEFAULT_IOTHREAD);
         self.config.add_export(object.clone())?;
         let about: Vec<_> = object.node_names().map(|(_, name)| name.to_owned()).collect();

@@ -8,6 +8,7 @@ use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::schema::{self, Device, Lun};
 
 use super::exports::check_size;
+use super::io_threads::iothreads_of;
 use super::teardowns::{TornDown, Waiter};
 use super::{ChangeError, Daemon, StartError, scsi};
 
@@ -29,6 +30,7 @@ impl Daemon {
         if before.has_node(node) {
             return Err(ChangeError::NodeInUse(node.to_owned()));
         }
+        self.await_answers(iothreads_of(&before))?;
         let with = before.with_lun(lun.clone())?;
         self.config.change_export(with.clone())?;
         let about = [lun.node_name.clone()];

@@ -432,6 +432,31 @@ fn a_thread_is_bound_to_processors_and_let_go_of_again() {
     let mut daemon = daemon();
     let thread = IoThread::new("io0");
     daemon.add_io_thread(thread.clone()).unwrap();
+#[test]
+fn what_is_about_a_thread_that_is_stuck_fails_and_changes_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_io_thread(IoThread::new("io0")).unwrap();
+    daemon.add_io_thread(IoThread::new("io1")).unwrap();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let on = |id: &str, thread: &str| Export { iothread: vec![thread.to_owned()], ..export(at, id, "d0") };
+    daemon.add_export(on("e0", "io1")).unwrap();
+    let (go_on, stuck) = std::sync::mpsc::channel::<()>();
+    daemon.io_threads["io0"].handle().send(move |_| drop(stuck.recv()));
+    let line = "iothread 'io0': it is stuck";
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.change_io_thread(IoThread { poll_max_ns: Some(0), ..IoThread::new("io0") })), line),
+        (Box::new(|d| d.remove_io_thread("io0")), line),
+        (Box::new(|d| d.add_export(on("e1", "io0"))), line),
+        (Box::new(|d| d.place_export(on("e0", "io0")).map(drop)), line),
+    ];
+    refused(&mut daemon, attempts);
+    daemon.add_export(on("e1", "io1")).unwrap();
+    drop(go_on);
+    daemon.place_export(on("e0", "io0")).unwrap();
+}
+
     let number = rustix::process::Pid::from_raw(daemon.thread_id("io0").unwrap());
     let runs_on = || rustix::thread::sched_getaffinity(number).unwrap();
     let anywhere = runs_on();
