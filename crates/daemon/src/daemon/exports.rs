@@ -144,6 +144,7 @@ impl Daemon {
             }
             loops.push(self.io_threads[name].handle().clone());
         }
+        let mut kept = Vec::new();
         let export = match device {
             Device::Blk(device, client) => {
                 let config = self.export_config(id, client, errors, socket)?;
@@ -152,6 +153,8 @@ impl Daemon {
             Device::Scsi(device, luns, client) => {
                 let config = self.export_config(id, client, errors, socket)?;
                 let luns = self.units(&config.id, luns, disks)?;
+                kept.extend(luns.iter().map(|(_, unit, disk)| (disk.node_name().to_owned(), unit.clone())));
+                let luns = luns.into_iter().map(|(at, unit, disk)| (at, unit.unit, disk)).collect();
                 Export::start_scsi(config, device, luns, loops)?
             }
             Device::Nbd(options) => {
@@ -162,6 +165,7 @@ impl Daemon {
         export.errors().watch_overdue(self.failures.bell());
         self.registry.register_export(&export);
         self.exports.insert(object.id.clone(), export);
+        kept.into_iter().for_each(|(node, unit)| self.keep_unit(&node, unit));
         Ok(())
     }
 

@@ -70,7 +70,11 @@ impl Daemon {
         let activate = |disk: &Arc<Disk>| {
             Ok(self.calls.activate(disk).map_err(|why| StartError::Unanswered(lun.node_name.clone(), why))??)
         };
-        self.exports[&object.id].add_lun(at, unit, disk, activate)
+        let added: Result<(), StartError> =
+            self.exports[&object.id].add_lun(at, Arc::clone(&unit.unit), disk, activate);
+        added?;
+        self.keep_unit(&lun.node_name, unit);
+        Ok(())
     }
 
     fn scsi_export(&self, id: &str) -> Result<(&schema::Export, &Export), ChangeError> {

@@ -322,6 +322,36 @@ fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() 
 }
 
 #[test]
+fn a_unit_that_comes_to_no_export_makes_none_forget_its_reservations_and_keeps_no_file() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    for name in ["d0", "d1"] {
+        daemon.add_blockdev(image(at, name)).unwrap();
+    }
+    let unit = |serial: &str, pr_file: &str, node: &str| Lun {
+        serial: serial.to_owned(),
+        pr_file: pr_file.to_owned(),
+        ..lun(0, node)
+    };
+    daemon.add_export(scsi_export_of(at, "s0", vec![unit("", "", "d0")])).unwrap();
+    let first = Arc::clone(&daemon.exports["s0"].lun(FIRST).unwrap().unit);
+    daemon.remove_export("s0", Deletion::Safe).unwrap();
+    daemon.take_torn_down();
+
+    let pr_file = at.join("pr").to_str().unwrap().to_owned();
+    for wanted in [unit("otherwise", "", "d0"), unit("", &pr_file, "d0")] {
+        let nowhere = scsi_export_of(&at.join("nowhere"), "s0", vec![wanted]);
+        let error = daemon.add_export(nowhere).unwrap_err().to_string();
+        assert!(error.starts_with("export 's0': cannot listen"), "{error}");
+    }
+    daemon.add_export(scsi_export_of(at, "s1", vec![unit("", "", "d0")])).unwrap();
+    assert!(Arc::ptr_eq(&daemon.exports["s1"].lun(FIRST).unwrap().unit, &first));
+    // The same unit by its name, for the file is of that.
+    daemon.add_export(scsi_export_of(at, "s0", vec![unit("d0", &pr_file, "d1")])).unwrap();
+}
+
+#[test]
 fn objects_go_in_the_order_of_their_uses_and_leave_nothing() {
     let place = tempfile::tempdir().unwrap();
     let mut daemon = daemon();
@@ -416,6 +446,31 @@ fn a_thread_changes_its_policy_while_it_runs_and_keeps_what_is_fixed() {
 }
 
 #[test]
+fn what_is_about_a_thread_that_is_stuck_fails_and_changes_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_io_thread(IoThread::new("io0")).unwrap();
+    daemon.add_io_thread(IoThread::new("io1")).unwrap();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let on = |id: &str, thread: &str| Export { iothread: vec![thread.to_owned()], ..export(at, id, "d0") };
+    daemon.add_export(on("e0", "io1")).unwrap();
+    let (go_on, stuck) = std::sync::mpsc::channel::<()>();
+    daemon.io_threads["io0"].handle().send(move |_| stuck.recv().unwrap_or_default());
+    let line = "iothread 'io0': it is stuck";
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.change_io_thread(IoThread { poll_max_ns: Some(0), ..IoThread::new("io0") })), line),
+        (Box::new(|d| d.remove_io_thread("io0")), line),
+        (Box::new(|d| d.add_export(on("e1", "io0"))), line),
+        (Box::new(|d| d.place_export(on("e0", "io0")).map(drop)), line),
+    ];
+    refused(&mut daemon, attempts);
+    daemon.add_export(on("e1", "io1")).unwrap();
+    drop(go_on);
+    daemon.place_export(on("e0", "io0")).unwrap();
+}
+
+#[test]
 fn a_thread_reads_the_clock_for_each_request_as_long_as_it_is_told_to() {
     let mut daemon = daemon();
     let mut thread = IoThread { x_clock_per_request: true, ..IoThread::new("io0") };
@@ -432,31 +487,6 @@ fn a_thread_is_bound_to_processors_and_let_go_of_again() {
     let mut daemon = daemon();
     let thread = IoThread::new("io0");
     daemon.add_io_thread(thread.clone()).unwrap();
-#[test]
-fn what_is_about_a_thread_that_is_stuck_fails_and_changes_nothing() {
-    let place = tempfile::tempdir().unwrap();
-    let at = place.path();
-    let mut daemon = daemon();
-    daemon.add_io_thread(IoThread::new("io0")).unwrap();
-    daemon.add_io_thread(IoThread::new("io1")).unwrap();
-    daemon.add_blockdev(image(at, "d0")).unwrap();
-    let on = |id: &str, thread: &str| Export { iothread: vec![thread.to_owned()], ..export(at, id, "d0") };
-    daemon.add_export(on("e0", "io1")).unwrap();
-    let (go_on, stuck) = std::sync::mpsc::channel::<()>();
-    daemon.io_threads["io0"].handle().send(move |_| drop(stuck.recv()));
-    let line = "iothread 'io0': it is stuck";
-    let attempts: Vec<Attempt<'_>> = vec![
-        (Box::new(|d| d.change_io_thread(IoThread { poll_max_ns: Some(0), ..IoThread::new("io0") })), line),
-        (Box::new(|d| d.remove_io_thread("io0")), line),
-        (Box::new(|d| d.add_export(on("e1", "io0"))), line),
-        (Box::new(|d| d.place_export(on("e0", "io0")).map(drop)), line),
-    ];
-    refused(&mut daemon, attempts);
-    daemon.add_export(on("e1", "io1")).unwrap();
-    drop(go_on);
-    daemon.place_export(on("e0", "io0")).unwrap();
-}
-
     let number = rustix::process::Pid::from_raw(daemon.thread_id("io0").unwrap());
     let runs_on = || rustix::thread::sched_getaffinity(number).unwrap();
     let anywhere = runs_on();
