@@ -322,6 +322,23 @@ fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() 
 }
 
 #[test]
+fn each_of_two_units_that_leave_one_address_is_waited_for_at_the_end() {
+    let signals = crate::process::Signals::block().unwrap();
+    let mut daemon = daemon();
+    let (_never, held) = std::sync::mpsc::channel::<()>();
+    let mut leaves = |leave: Box<dyn FnOnce() + Send>| {
+        let what = TornDown::Lun { export: "s0".into(), at: FIRST, node_name: "d0".into() };
+        daemon.teardowns.add(teardowns::Waiter::new("leaves").unwrap(), what, move || {
+            leave();
+            Vec::new()
+        });
+    };
+    leaves(Box::new(|| ()));
+    leaves(Box::new(move || held.recv().unwrap_or_default()));
+    assert!(!daemon.end(&Patience::new(Some(std::time::Duration::from_secs(1)), &signals)));
+}
+
+#[test]
 fn a_unit_that_comes_to_no_export_makes_none_forget_its_reservations_and_keeps_no_file() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
