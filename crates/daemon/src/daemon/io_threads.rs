@@ -192,7 +192,12 @@ impl RunningIoThread {
         let window_max = parameters.max_for(kind);
         let failed = |e: String| StartError::IoThread(object.id.clone(), e);
         let options = LoopOptions { name: name.clone(), monitor, policy, window_max, idle_after, clock_reads };
+        let (bound, is_bound) = channel();
         let engines = move |ring| {
+            // Before anything that would not be bound with it.
+            if let Some(cpus) = &cpus {
+                let _ = bound.send(bind_this_thread(Some(cpus)));
+            }
             let mut engines = EngineSet::new(EngineOptions {
                 ring,
                 thread_pool_min,
@@ -214,6 +219,9 @@ impl RunningIoThread {
         let turns = Arc::clone(handle.counters());
         let counters = IoThreadCounters { thread_id, turns, engines, stalls: Arc::default() };
         let new = Self { handle, counters, thread: Some(thread) };
+        if let Ok(Err(e)) = is_bound.try_recv() {
+            return Err(failed(format!("cpu-affinity: {e}")));
+        }
         if let Some(cost) = new.handle.call(|target| target.block_cost()).ok().flatten() {
             let (k, max) = (cost.total(parameters.price_or_default()), window_max);
             if k > max {

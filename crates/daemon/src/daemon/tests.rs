@@ -517,6 +517,17 @@ fn a_thread_is_bound_to_processors_and_let_go_of_again() {
 }
 
 #[test]
+fn a_thread_that_cannot_be_bound_to_its_processors_is_not_there() {
+    let mut daemon = daemon();
+    let nowhere = rustix::thread::CpuSet::MAX_CPU - 1;
+    let thread = IoThread::new("io0").with("cpu-affinity", serde_json::json!([nowhere])).unwrap();
+    let attempt: Vec<Attempt<'_>> =
+        vec![(Box::new(|d| d.add_io_thread(thread.clone())), "iothread 'io0': cpu-affinity: Invalid argument")];
+    refused(&mut daemon, attempt);
+    assert_eq!(daemon.thread_id("io0"), None);
+}
+
+#[test]
 fn two_blockdevs_of_one_image_are_in_each_others_way_only_while_both_are_exported() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
