@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use egret_faultdisk::{Effect, Fault, IoType, Order};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::json;
@@ -134,6 +135,34 @@ fn a_daemon_that_waits_for_a_disk_before_it_serves_is_ended_by_a_signal() {
         assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
         assert!(!pidfile.exists());
     }
+}
+
+#[test]
+fn a_daemon_that_is_the_first_process_of_a_container_and_waits_for_a_disk_is_ended_by_a_signal() {
+    let test = "a_daemon_that_is_the_first_process_of_a_container_and_waits_for_a_disk_is_ended_by_a_signal";
+    if !is_root_or_skips(test, "for a namespace of processes") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (server, pidfile) = (scratch.path("server"), scratch.path("pid"));
+    let listener = UnixListener::bind(&server).unwrap();
+    let options = Options::new().nbd("d0", &server, "open-timeout=600").export("e0", "d0", &scratch.path("e0"), "");
+    let options = options.words([format!("--pidfile={}", pidfile.display())]);
+    let program = Program::egret().after(["unshare", "--pid", "--fork", "--kill-child"]);
+    let mut outside = Reaped(program.command().args(options.as_words()).spawn().unwrap());
+    // It has a connection, and hears nothing.
+    let _connection = listener.accept().unwrap();
+    let parent = format!("PPid:\t{}\n", outside.0.id());
+    let is_child = |number: &i32| {
+        std::fs::read_to_string(format!("/proc/{number}/status")).is_ok_and(|status| status.contains(&parent))
+    };
+    let mut all =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let first = rustix::process::Pid::from_raw(all.find(is_child).unwrap()).unwrap();
+    rustix::process::kill_process(first, rustix::process::Signal::TERM).unwrap();
+    let status = await_some("the daemon to end", || outside.0.try_wait().unwrap());
+    assert_eq!(status.code(), Some(1), "{status}");
+    assert!(!pidfile.exists());
 }
 
 #[test]
@@ -353,6 +382,8 @@ fn an_iothread_that_is_stuck_is_told_of_everywhere_and_the_daemon_still_ends_in_
     manager.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     assert!(heard(&manager).is_err());
 
+    let said = qmp.fail("qom-set", json!({"path": "io0", "property": "poll-max-ns", "value": 0}));
+    assert!(said.starts_with("iothread 'io0': it is stuck"), "{said}");
     server.ask_to_end();
     assert_eq!(server.await_end().code(), Some(1));
     let said = complaints(&server);
@@ -399,8 +430,6 @@ fn an_iothread_that_cannot_go_on_ends_the_daemon_with_one_line() {
 }
 
 #[test]
-    let said = qmp.fail("qom-set", json!({"path": "io0", "property": "poll-max-ns", "value": 0}));
-    assert!(said.starts_with("iothread 'io0': it is stuck"), "{said}");
 fn a_panic_ends_the_daemon_with_one_line() {
     no_core_files();
     let scratch = Scratch::new();
