@@ -166,6 +166,23 @@ fn a_daemon_that_is_the_first_process_of_a_container_and_waits_for_a_disk_is_end
 }
 
 #[test]
+fn a_daemon_that_waits_for_a_file_that_is_read_before_it_serves_is_ended_by_a_signal() {
+    let scratch = Scratch::new();
+    let secret = scratch.path("secret");
+    rustix::fs::mknodat(rustix::fs::CWD, &secret, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let object = format!("secret,id=s,file={}", secret.display());
+    let options = Options::new().monitor("m", &scratch.path("qmp")).words(["--object", &object]);
+    let mut daemon = Reaped(Program::egret().command().args(options.as_words()).spawn().unwrap());
+    // It reads, and nobody writes.
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let _writer = await_some("somebody to read", || rustix::fs::open(&secret, flags, Mode::empty()).ok());
+    let signal = rustix::process::Signal::TERM;
+    rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), signal).unwrap();
+    let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+    assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
+}
+
+#[test]
 fn a_disk_that_hangs_keeps_no_other_export_from_a_clean_end_and_a_second_signal_ends_the_daemon_at_once() {
     let scratch = Scratch::new();
     let (hung, other) = (scratch.path("hung"), scratch.path("other"));
