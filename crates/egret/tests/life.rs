@@ -183,6 +183,22 @@ fn a_daemon_that_waits_for_a_file_that_is_read_before_it_serves_is_ended_by_a_si
 }
 
 #[test]
+fn a_pidfile_that_cannot_be_written_is_not_there() {
+    let scratch = Scratch::new();
+    let (image, pidfile) = (scratch.image("disk", MIB), scratch.path("pid"));
+    let options = Options::new().disk("d0", &image, "").export("e0", "d0", &scratch.path("e0"), "");
+    let options = options.words([format!("--pidfile={}", pidfile.display())]);
+    let mut command = Program::egret_with_files_of(0).command();
+    let mut daemon = Reaped(command.args(options.as_words()).spawn().unwrap());
+    let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+    assert_eq!(status.code(), Some(1), "{status}");
+    let mut said = String::new();
+    daemon.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains(&pidfile.display().to_string()), "{said}");
+    assert!(!pidfile.exists());
+}
+
+#[test]
 fn a_disk_that_hangs_keeps_no_other_export_from_a_clean_end_and_a_second_signal_ends_the_daemon_at_once() {
     let scratch = Scratch::new();
     let (hung, other) = (scratch.path("hung"), scratch.path("other"));

@@ -69,6 +69,7 @@ impl Daemon {
             return Err(ChangeError::NoSocket(object.id));
         }
         self.await_answers(iothreads_of(&object))?;
+        let warnings = self.config.warnings();
         let had_default = self.io_threads.contains_key(DEFAULT_IOTHREAD);
         self.config.add_export(object.clone())?;
         let about: Vec<_> = object.node_names().map(|(_, name)| name.to_owned()).collect();
@@ -83,7 +84,14 @@ impl Daemon {
             return Err(e.into());
         }
         self.leave_to_exports();
+        self.warn_of_more_than(&warnings);
         Ok(())
+    }
+
+    /// Says what a change has made of the configuration that is probably not meant, as at the start.
+    pub(super) fn warn_of_more_than(&self, before: &[String]) {
+        let warnings = self.config.warnings();
+        warnings.iter().filter(|line| !before.contains(line)).for_each(|line| tracing::warn!("{line}"));
     }
 
     /// Removes an export: at once if it has no client, else when its client's session is over and

@@ -32,6 +32,7 @@ impl Daemon {
         }
         self.await_answers(iothreads_of(&before))?;
         let with = before.with_lun(lun.clone())?;
+        let warnings = self.config.warnings();
         self.config.change_export(with.clone())?;
         let about = [lun.node_name.clone()];
         let started = self.reconcile_disks(&about).and_then(|()| self.start_lun(&with, &lun));
@@ -41,6 +42,7 @@ impl Daemon {
             return Err(e.into());
         }
         self.leave_to_exports();
+        self.warn_of_more_than(&warnings);
         Ok(())
     }
 
