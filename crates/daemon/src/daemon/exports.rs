@@ -98,13 +98,12 @@ impl Daemon {
     /// [`take_torn_down`](Self::take_torn_down) says so. Nobody waits for a client here: other changes come after this one.
     ///
     /// # Errors
-    /// There is none of this name, or a client uses it and the deletion is to be safe. Or there is no thread to wait for its
-    /// client: then it ends, and is there until it is removed once more.
+    /// There is none of this name, or it is on its way out already, or a client uses it and the deletion is to be safe. Or
+    /// there is no thread to wait for its client: then it ends, and is there until it is removed once more.
     pub fn remove_export(&mut self, id: &str, how: Deletion) -> Result<(), ChangeError> {
         let Some(export) = self.exports.get(id) else {
-            // It is on its way out already.
             let is_going = self.config.exports.iter().any(|export| export.id == id);
-            return if is_going { Ok(()) } else { Err(ChangeError::NoExport(id.to_owned())) };
+            return Err(if is_going { ChangeError::ExportLeaves } else { ChangeError::NoExport }(id.to_owned()));
         };
         if export.is_in_use() && how == Deletion::Safe {
             return Err(ChangeError::ExportInUse(id.to_owned()));

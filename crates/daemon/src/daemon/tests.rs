@@ -290,6 +290,29 @@ fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_
 }
 
 #[test]
+fn an_export_that_is_on_its_way_out_is_removed_once() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    let addr = schema::NbdAddr::Unix(UnixAddr { path: place.path().join("nbd").to_str().unwrap().to_owned() });
+    let access = schema::Access::default();
+    let server = schema::NbdServer { addr, access, max_connections: 0, tls_creds: None, handshake_max_seconds: 0 };
+    daemon.start_nbd_server(server).unwrap();
+    let nbd = schema::NbdDevice { node_name: "d0".to_owned(), name: None, description: None, max_connections: 0 };
+    daemon.add_export(Export { device: Device::Nbd(nbd), ..export(place.path(), "n0", "d0") }).unwrap();
+    for how in [Deletion::Safe, Deletion::Hard] {
+        let removed = daemon.remove_export("n0", how).map_err(|e| e.to_string());
+        match how {
+            Deletion::Safe => removed.unwrap(),
+            Deletion::Hard => assert_eq!(removed.unwrap_err(), "Export 'n0' is already shutting down"),
+        }
+    }
+    daemon.stop_nbd_server().unwrap();
+    daemon.take_torn_down();
+    assert_eq!(daemon.remove_export("n0", Deletion::Hard).unwrap_err().to_string(), "Export 'n0' is not found");
+}
+
+#[test]
 fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
