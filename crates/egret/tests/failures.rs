@@ -134,7 +134,8 @@ fn what_is_lost_when_an_export_goes_is_told_to_who_has_the_next_and_lifted_by_a_
     disk.first().write(0, &[1; 4096]).unwrap();
     inject(&faulty, IoType::Flush, ErrnoName::Eio, 1);
     let mut disk = again(&mut qmp);
-    assert!(server.complaints().iter().any(|line| line.contains("blockdev 'd0': the last flush failed")));
+    let failed = "blockdev 'd0': the last flush failed";
+    await_that("a line in the log", || server.complaints().iter().any(|line| line.contains(failed)));
     for _ in 0..2 {
         disk.first().flush().unwrap_err();
     }
