@@ -5,7 +5,7 @@ mod support;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -100,7 +100,9 @@ fn a_daemon_whose_announcement_cannot_be_printed_serves_and_ends_as_it_should() 
         let mut command = program.command();
         command.arg(disk).arg("--socket").arg(&socket).arg("--pidfile").arg(&pidfile).stdout(stdout);
         let mut daemon = Reaped(command.spawn().unwrap());
-        await_that("the daemon to listen or to end", || socket.exists() || daemon.0.try_wait().unwrap().is_some());
+        // It is there before anybody may connect.
+        let listens = || UnixStream::connect(&socket).is_ok();
+        await_that("the daemon to listen or to end", || listens() || daemon.0.try_wait().unwrap().is_some());
         Guest::boot(&socket).read_honestly();
         rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), rustix::process::Signal::TERM)
             .unwrap();
