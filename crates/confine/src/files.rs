@@ -97,14 +97,17 @@ impl Files {
         self.beside(path, Use::Socket.access());
     }
 
-    /// A file that is written, and made if it is not there: its directory.
+    /// A file that is written, and made if it is not there, or others that are named after it: its directory, and where a link
+    /// leads.
     pub fn written(&mut self, path: &Path) {
-        self.beside(path, AccessFs::MakeReg | AccessFs::WriteFile | AccessFs::Truncate);
+        let access = AccessFs::MakeReg | AccessFs::WriteFile | AccessFs::Truncate;
+        self.beside(path, access);
+        self.beside(&target(path), access);
     }
 
-    /// A file that is read, and that others take the place of: its directory.
+    /// A file that is read, and that others take the place of: its directory, where a link leads.
     pub fn replaced(&mut self, path: &Path) {
-        self.beside(path, Use::Replace.access());
+        self.beside(&target(path), Use::Replace.access());
     }
 
     /// A file that is removed at the end: its directory.
@@ -232,6 +235,11 @@ impl Need {
             Self::ReadAndWrite => AccessFs::ReadFile | AccessFs::WriteFile,
         }
     }
+}
+
+/// Where a link leads; the file may not be there yet.
+fn target(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
 /// What this kernel's Landlock lacks of what is asked for.

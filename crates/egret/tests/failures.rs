@@ -134,7 +134,8 @@ fn what_is_lost_when_an_export_goes_is_told_to_who_has_the_next_and_lifted_by_a_
     disk.first().write(0, &[1; 4096]).unwrap();
     inject(&faulty, IoType::Flush, ErrnoName::Eio, 1);
     let mut disk = again(&mut qmp);
-    assert!(server.complaints().iter().any(|line| line.contains("blockdev 'd0': the last flush failed")));
+    let failed = "blockdev 'd0': the last flush failed";
+    await_that("a line in the log", || server.complaints().iter().any(|line| line.contains(failed)));
     for _ in 0..2 {
         disk.first().flush().unwrap_err();
     }
@@ -145,6 +146,47 @@ fn what_is_lost_when_an_export_goes_is_told_to_who_has_the_next_and_lifted_by_a_
     qmp.run("blockdev-reopen", json!({"options": [node]}));
     disk.first().flush().unwrap();
     let mut disk = again(&mut qmp);
+    disk.first().flush().unwrap();
+    drop(disk);
+    assert!(server.terminate().success());
+}
+
+#[test]
+fn what_is_lost_is_told_to_who_has_the_image_next_by_a_layer_that_was_laid_over_its_node_or_taken_away() {
+    let test = "what_is_lost_is_told_to_who_has_the_image_next_by_a_layer_that_was_laid_over_its_node_or_taken_away";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let device = LoopDevice::over(&faulty.path()).unwrap();
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+    let options =
+        Options::new().monitor("m", &monitor).disk("d0", device.path(), "").export("e0", "d0", &socket, "writable=on");
+    let server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&monitor);
+    let go = |qmp: &mut Qmp| {
+        qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
+        qmp.event("BLOCK_EXPORT_DELETED");
+    };
+    let come = |qmp: &mut Qmp, node: &str| {
+        let addr = json!({"type": "unix", "path": socket});
+        let export = json!({"type": "vhost-user-blk", "id": "e0", "node-name": node, "addr": addr, "writable": true});
+        qmp.run("block-export-add", export);
+        Disk::connect(&socket).unwrap()
+    };
+    let mut disk = Disk::connect(&socket).unwrap();
+    disk.first().write(0, &[1; 4096]).unwrap();
+    inject(&faulty, IoType::Flush, ErrnoName::Eio, 1);
+    go(&mut qmp);
+    qmp.run("blockdev-add", json!({"driver": "raw", "node-name": "r", "file": "d0"}));
+    come(&mut qmp, "r").first().flush().unwrap_err();
+    go(&mut qmp);
+    qmp.run("blockdev-del", json!({"node-name": "r"}));
+    let mut disk = come(&mut qmp, "d0");
+    disk.first().flush().unwrap_err();
+    let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path()});
+    qmp.run("blockdev-reopen", json!({"options": [node]}));
     disk.first().flush().unwrap();
     drop(disk);
     assert!(server.terminate().success());

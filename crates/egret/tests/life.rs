@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use egret_faultdisk::{Effect, Fault, IoType, Order};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::json;
@@ -99,9 +100,9 @@ fn a_daemon_whose_announcement_cannot_be_printed_serves_and_ends_as_it_should() 
         let mut command = program.command();
         command.arg(disk).arg("--socket").arg(&socket).arg("--pidfile").arg(&pidfile).stdout(stdout);
         let mut daemon = Reaped(command.spawn().unwrap());
-        await_that("the daemon to listen or to end", || {
-            UnixStream::connect(&socket).is_ok() || daemon.0.try_wait().unwrap().is_some()
-        });
+        // It is there before anybody may connect.
+        let listens = || UnixStream::connect(&socket).is_ok();
+        await_that("the daemon to listen or to end", || listens() || daemon.0.try_wait().unwrap().is_some());
         Guest::boot(&socket).read_honestly();
         rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), rustix::process::Signal::TERM)
             .unwrap();
@@ -136,6 +137,67 @@ fn a_daemon_that_waits_for_a_disk_before_it_serves_is_ended_by_a_signal() {
         assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
         assert!(!pidfile.exists());
     }
+}
+
+#[test]
+fn a_daemon_that_is_the_first_process_of_a_container_and_waits_for_a_disk_is_ended_by_a_signal() {
+    let test = "a_daemon_that_is_the_first_process_of_a_container_and_waits_for_a_disk_is_ended_by_a_signal";
+    if !is_root_or_skips(test, "for a namespace of processes") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (server, pidfile) = (scratch.path("server"), scratch.path("pid"));
+    let listener = UnixListener::bind(&server).unwrap();
+    let options = Options::new().nbd("d0", &server, "open-timeout=600").export("e0", "d0", &scratch.path("e0"), "");
+    let options = options.words([format!("--pidfile={}", pidfile.display())]);
+    let program = Program::egret().after(["unshare", "--pid", "--fork", "--kill-child"]);
+    let mut outside = Reaped(program.command().args(options.as_words()).spawn().unwrap());
+    // It has a connection, and hears nothing.
+    let _connection = listener.accept().unwrap();
+    let parent = format!("PPid:\t{}\n", outside.0.id());
+    let is_child = |number: &i32| {
+        std::fs::read_to_string(format!("/proc/{number}/status")).is_ok_and(|status| status.contains(&parent))
+    };
+    let mut all =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let first = rustix::process::Pid::from_raw(all.find(is_child).unwrap()).unwrap();
+    rustix::process::kill_process(first, rustix::process::Signal::TERM).unwrap();
+    let status = await_some("the daemon to end", || outside.0.try_wait().unwrap());
+    assert_eq!(status.code(), Some(1), "{status}");
+    assert!(!pidfile.exists());
+}
+
+#[test]
+fn a_daemon_that_waits_for_a_file_that_is_read_before_it_serves_is_ended_by_a_signal() {
+    let scratch = Scratch::new();
+    let secret = scratch.path("secret");
+    rustix::fs::mknodat(rustix::fs::CWD, &secret, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let object = format!("secret,id=s,file={}", secret.display());
+    let options = Options::new().monitor("m", &scratch.path("qmp")).words(["--object", &object]);
+    let mut daemon = Reaped(Program::egret().command().args(options.as_words()).spawn().unwrap());
+    // It reads, and nobody writes.
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let _writer = await_some("somebody to read", || rustix::fs::open(&secret, flags, Mode::empty()).ok());
+    let signal = rustix::process::Signal::TERM;
+    rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), signal).unwrap();
+    let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+    assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
+}
+
+#[test]
+fn a_pidfile_that_cannot_be_written_is_not_there() {
+    let scratch = Scratch::new();
+    let (image, pidfile) = (scratch.image("disk", MIB), scratch.path("pid"));
+    let options = Options::new().disk("d0", &image, "").export("e0", "d0", &scratch.path("e0"), "");
+    let options = options.words([format!("--pidfile={}", pidfile.display())]);
+    let mut command = Program::egret_with_files_of(0).command();
+    let mut daemon = Reaped(command.args(options.as_words()).spawn().unwrap());
+    let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+    assert_eq!(status.code(), Some(1), "{status}");
+    let mut said = String::new();
+    daemon.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains(&pidfile.display().to_string()), "{said}");
+    assert!(!pidfile.exists());
 }
 
 #[test]
@@ -355,6 +417,8 @@ fn an_iothread_that_is_stuck_is_told_of_everywhere_and_the_daemon_still_ends_in_
     manager.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     assert!(heard(&manager).is_err());
 
+    let said = qmp.fail("qom-set", json!({"path": "io0", "property": "poll-max-ns", "value": 0}));
+    assert!(said.starts_with("iothread 'io0': it is stuck"), "{said}");
     server.ask_to_end();
     assert_eq!(server.await_end().code(), Some(1));
     let said = complaints(&server);

@@ -82,6 +82,24 @@ fn a_daemon_without_objects_is_given_a_disk_that_serves_and_loses_it_again() {
 }
 
 #[test]
+fn what_a_command_adds_that_is_probably_not_meant_is_warned_of() {
+    let scratch = Scratch::new();
+    let (server, mut qmp) = bare(&scratch);
+    with_disk(&scratch, &mut qmp, MIB);
+    let addr = |name: &str| json!({"type": "unix", "path": scratch.path(name)});
+    let scsi = json!({"type": "vhost-user-scsi", "id": "s0", "writable": true, "addr": addr("s0")});
+    qmp.run("block-export-add", scsi);
+    let lines = |about: &str| server.complaints().iter().filter(|line| line.contains(about)).count();
+    qmp.run("egret-lun-add", json!({"id": "s0", "lun": 0, "node-name": "d0"}));
+    let second = "export 's0': export 'e0' writes to blockdev 'd0' too; its guests must know of each other";
+    await_that("a line of the unit", || lines(second) == 1);
+    let blk = json!({"type": "vhost-user-blk", "id": "e2", "node-name": "d0", "writable": true, "addr": addr("e2")});
+    qmp.run("block-export-add", blk);
+    await_that("a line of the export", || lines("export 'e2': export 'e0' writes to blockdev 'd0' too") == 1);
+    assert_eq!(lines(second), 1, "it is said once");
+}
+
+#[test]
 fn commands_change_a_loaded_daemon_and_no_request_fails() {
     let scratch = Scratch::new();
     let (_server, mut qmp) = bare(&scratch);

@@ -548,6 +548,31 @@ fn what_a_monitor_names_elsewhere_is_refused_with_the_option_that_would_allow_it
     assert!(elsewhere.left_behind().is_empty(), "sockets are removed wherever they were made");
 }
 
+#[test]
+fn a_link_on_the_command_line_leads_to_a_file_that_is_within_reach() {
+    let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
+    let waits = elsewhere.image("waits", 1);
+    let [pr_link, waits_link] = ["pr", "waits"].map(|name| scratch.path(name));
+    // It is there when a link leads to it.
+    for pr_file in [elsewhere.path("pr"), pr_link.clone()] {
+        let unit = format!("luns.0.lun=0,luns.0.node-name=d0,luns.0.pr-file={}", pr_file.display());
+        let options = Options::new()
+            .iothread("io0", "")
+            .null("d0", "")
+            .export_scsi("e0", &scratch.path("e0"), &format!("{unit},iothread=io0"))
+            .words(["--record-waits", waits_link.to_str().unwrap()]);
+        if pr_file == pr_link {
+            std::os::unix::fs::symlink(elsewhere.path("pr"), &pr_link).unwrap();
+            std::fs::remove_file(&waits_link).unwrap();
+            std::os::unix::fs::symlink(&waits, &waits_link).unwrap();
+        }
+        let server = Server::start(&Program::egret_alone(), &options);
+        assert_eq!(server.terminate().code(), Some(0));
+    }
+    assert!(std::fs::metadata(waits).unwrap().len() > 1, "what was recorded is there");
+    assert!(std::fs::symlink_metadata(pr_link).unwrap().is_symlink(), "it leads there still");
+}
+
 /// A user and a group that need not exist.
 const SOMEBODY: &str = "54321";
 

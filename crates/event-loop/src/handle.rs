@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use egret_confine::{Bounds, ThreadKind};
 use egret_polling::{BlockCost, Nanos, Policy};
@@ -91,6 +92,16 @@ impl<S: Source> LoopHandle<S> {
             let _ = answer.send(command(target));
         });
         answered.recv().map_err(|_| LoopGone)
+    }
+
+    /// Whether the loop comes to run commands within `patience`: one that is stuck does not, and who [calls](Self::call) it
+    /// waits for as long as that lasts.
+    pub fn answers_within(&self, patience: Duration) -> bool {
+        let (answer, answered) = mpsc::channel();
+        self.send(move |_| {
+            let _ = answer.send(());
+        });
+        answered.recv_timeout(patience).is_ok()
     }
 
     /// Makes sure that the loop's policies are told what blocking costs. A loop that does not know yet learns what it

@@ -22,7 +22,7 @@ impl Daemon {
         if !self.config.node_names().contains(&name) {
             return Err(ChangeError::NoNode(name.to_owned()));
         }
-        let disk = Arc::clone(self.disks.get(name).ok_or_else(|| ChangeError::NodeBelow(name.to_owned()))?);
+        let disk = Arc::clone(self.disk_by_name(name, ChangeError::NodeBelow)?);
         let failed = |why: String| Err(ChangeError::SetActive(name.to_owned(), why));
         if !disk.options().allow_inactive {
             // What nobody exports is not locked: QEMU has it inactive and activates it when it is exported.
@@ -57,7 +57,7 @@ impl Daemon {
         self.exports.values().for_each(|export| export.let_go(&disk));
         if self.unwritten.remove(name).is_some() {
             // It was open as its unit had it.
-            self.reconcile_disks_or_log();
+            self.reconcile_disks_or_log(&[name.to_owned()]);
         }
         Ok(())
     }

@@ -4,6 +4,9 @@
 //! with that one. An image is open for writing while an export writes, or always where `auto-read-only=off` asks for
 //! that, and locked while it is exported, or while its exports' rings run: as in QEMU, a blockdev that nobody uses keeps
 //! nobody else from its image, another blockdev of this daemon's among them.
+//!
+//! A change is about the blockdevs that it names, and those that lie over or below one that it adds or removes. Their images
+//! are opened as they are to be now; the others stay as they are, for one that does not answer is nobody else's matter.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +22,7 @@ use egret_vocabulary::schema::{self, Blockdev, Image, Nbd, NbdEndpoint, Null, Ob
 use rustix::io::Errno;
 
 use super::io_threads::batch;
-use super::{ChangeError, Credentials, Daemon, StartError, remote};
+use super::{ChangeError, Credentials, Daemon, FdSetError, StartError, remote};
 
 impl Daemon {
     /// Adds a blockdev and opens its image.
@@ -40,10 +43,11 @@ impl Daemon {
         if let Some(child) = object.child_name().filter(|child| !known.contains(child)) {
             return Err(ChangeError::NoDevice(child.to_owned(), child.to_owned()));
         }
+        let about = with_below(&object);
         self.config.add_blockdev(object)?;
-        if let Err(e) = self.reconcile_disks() {
+        if let Err(e) = self.reconcile_disks(&about) {
             self.config.blockdevs.pop();
-            self.reconcile_disks_or_log();
+            self.reconcile_disks_or_log(&about);
             return Err(e.into());
         }
         Ok(())
@@ -58,8 +62,10 @@ impl Daemon {
         if !self.config.node_names().contains(&node_name) {
             return Err(ChangeError::NoNode(name()));
         }
-        let exported = self.config.exports.iter().any(|export| export.has_node(node_name));
-        if exported || self.teardowns.export_of(node_name).is_some() {
+        // By an export, or by requests for a unit that was taken away.
+        let is_exported = |node: &str| self.config.exports.iter().any(|export| export.has_node(node));
+        let is_used = |node: &str| is_exported(node) || self.teardowns.export_of(node).is_some();
+        if is_used(node_name) {
             return Err(ChangeError::NodeInUse(name()));
         }
         let below: Vec<_> = self.config.blockdevs.iter().filter_map(Blockdev::child_name).collect();
@@ -72,7 +78,7 @@ impl Daemon {
         // What is written inside it may be exported, or lie below another, by a name of its own.
         let blockdev = &self.config.blockdevs[at];
         for part in std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child()).map(Blockdev::name) {
-            if self.config.exports.iter().any(|export| export.has_node(part)) {
+            if is_used(part) {
                 return Err(ChangeError::NodeInUse(part.to_owned()));
             }
             if below.contains(&part) {
@@ -81,75 +87,158 @@ impl Daemon {
         }
         if let Some(disk) = self.disks.get(node_name) {
             self.calls.make_stable(node_name, disk)?;
+            // What it lies over stays, perhaps.
+            self.losses.extend(disk.loss().map(|loss| (self.image_of(node_name), loss)));
             self.disks.remove(node_name);
         }
-        self.config.blockdevs.remove(at);
+        let about = with_below(&self.config.blockdevs.remove(at));
         let left = self.config.node_names();
         self.throttle_groups.retain(|name, _| left.contains(&name.as_str()));
         self.units.retain(|name, _| left.contains(&name.as_str()));
-        self.reconcile_disks_or_log();
+        self.reconcile_disks_or_log(&about);
         Ok(())
     }
 
-    /// Opens the images that the configuration wants open, and closes the others.
+    /// Closes the images that the configuration does not want open any more, and opens those of the nodes that a change is
+    /// about as it wants them.
     ///
     /// On an error some images may be closed that should be open: the caller takes back its change, and calls
     /// [`reconcile_disks_or_log`](Self::reconcile_disks_or_log).
-    pub(super) fn reconcile_disks(&mut self) -> Result<(), StartError> {
+    pub(super) fn reconcile_disks(&mut self, about: &[String]) -> Result<(), StartError> {
+        self.close_unwanted_disks();
+        about.iter().try_for_each(|name| self.open_as_wanted(name))
+    }
+
+    /// As [`reconcile_disks`](Self::reconcile_disks), where nobody is left who could be told of an error: after a change
+    /// that was taken back, and after a removal.
+    pub(super) fn reconcile_disks_or_log(&mut self, about: &[String]) {
+        self.close_unwanted_disks();
+        for name in about {
+            if let Err(e) = self.open_as_wanted(name) {
+                tracing::error!("a disk that was open cannot be opened as it should be now: {e}");
+            }
+        }
+    }
+
+    /// The nodes that are to be open: those that are exported, and those that no other lies over.
+    fn wanted_nodes(&self) -> Vec<&str> {
         let config = &self.config;
         let below: Vec<_> = config.blockdevs.iter().filter_map(Blockdev::child_name).collect();
         let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
         let exported = config.exports.iter().flat_map(schema::Export::node_names).map(|(_, node)| node);
-        let wanted: Vec<&str> = exported.chain(tops.filter(|name| !below.contains(name))).collect();
-        let (calls, known) = (&self.calls, config.node_names());
-        self.disks.retain(|name, disk| {
+        exported.chain(tops.filter(|name| !below.contains(name))).collect()
+    }
+
+    fn close_unwanted_disks(&mut self) {
+        let wanted: Vec<String> = self.wanted_nodes().into_iter().map(str::to_owned).collect();
+        let known = self.config.node_names();
+        let stays = |name: &String| {
             let is_unwritten = self.unwritten.contains_key(name) && known.contains(&name.as_str());
-            let stays = wanted.contains(&name.as_str()) || self.teardowns.export_of(name).is_some() || is_unwritten;
+            wanted.contains(name) || self.teardowns.export_of(name).is_some() || is_unwritten
+        };
+        let unwanted: Vec<_> = self.disks.keys().filter(|name| !stays(name)).cloned().collect();
+        for name in unwanted {
+            let Some(disk) = self.disks.remove(&name) else { continue };
             // One that does not answer is closed by who waits for it.
-            if !stays && let Err(e) = calls.make_stable(name, disk) {
+            if let Err(e) = self.calls.make_stable(&name, &disk) {
                 tracing::error!("{e}");
             }
-            stays
-        });
+            // Another has been laid over it, which is to be opened.
+            self.losses.extend(disk.loss().map(|loss| (self.image_of(&name), loss)));
+        }
+        let known = self.config.node_names();
+        self.losses.retain(|name, _| known.contains(&name.as_str()));
         let disks = &self.disks;
         self.held.retain(|name, _| disks.contains_key(name));
         self.unwritten.retain(|name, _| disks.contains_key(name));
-        self.losses.retain(|name, _| wanted.contains(&name.as_str()));
-        for name in wanted {
-            let Some(disk) = config.disk(name) else { continue };
-            let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
-            let wanted = self.wanted_options(config, name, &disk);
-            let of = |options: &Options| (options.read_only, options.locking, options.allow_inactive);
-            if let Some(disk) = self.disks.get(name) {
-                if of(disk.options()) == of(&wanted) {
-                    continue;
-                }
-                let reads = |export: &&schema::Export| !export.writable && export.has_node(name);
-                let serves = |id: &&String| config.exports.iter().filter(reads).any(|export| export.id == **id);
-                let server = self.exports.keys().find(serves).or_else(|| self.teardowns.export_of(name));
-                match (written, server) {
-                    (Some(writer), Some(reader)) => {
-                        let (export, node, reader) = (writer.id.clone(), name.to_owned(), reader.clone());
-                        return Err(StartError::OpenForReading { export, node, reader });
-                    }
-                    // Who reads may go on with what was opened for another that wrote.
-                    (None, Some(_)) => continue,
-                    (_, None) if self.unwritten.contains_key(name) => {
-                        return Err(StartError::Unwritten(name.to_owned()));
-                    }
-                    (_, None) => self.calls.make_stable(name, disk)?,
-                }
-                // This is no reopening that anybody has asked for, so it lifts nothing.
-                self.losses.extend(disk.loss().map(|loss| (name.to_owned(), loss)));
-                // The locks of one that is open would be in the way of the other.
-                self.disks.remove(name);
-                self.held.remove(name);
-            }
+        self.unlocked.retain(|name| disks.contains_key(name));
+    }
+
+    /// Opens an image, or opens it otherwise, if it is to be open and is not as it is to be. One that is open and cannot be had
+    /// otherwise stays open, without locks.
+    fn open_as_wanted(&mut self, name: &str) -> Result<(), StartError> {
+        let config = &self.config;
+        let Some(disk) = config.disk(name).filter(|_| self.wanted_nodes().contains(&name)) else { return Ok(()) };
+        let wanted = self.wanted_options(config, name, &disk);
+        let Some(disk) = self.disks.get(name) else {
             let disk = self.open_image(&wanted, None)?;
-            self.losses.remove(name).into_iter().for_each(|loss| disk.lose(loss));
+            self.losses.remove(&self.image_of(name)).into_iter().for_each(|loss| disk.lose(loss));
             self.disks.insert(name.to_owned(), disk);
+            return Ok(());
+        };
+        let of = |options: &Options| (options.read_only, options.locking, options.allow_inactive);
+        if of(disk.options()) == of(&wanted) && !self.unlocked.contains(name) {
+            return Ok(());
         }
+        let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
+        let reads = |export: &&schema::Export| !export.writable && export.has_node(name);
+        let serves = |id: &&String| config.exports.iter().filter(reads).any(|export| export.id == **id);
+        let server = self.exports.keys().find(serves).or_else(|| self.teardowns.export_of(name));
+        match (written, server) {
+            (Some(writer), Some(reader)) => {
+                let (export, node, reader) = (writer.id.clone(), name.to_owned(), reader.clone());
+                return Err(StartError::OpenForReading { export, node, reader });
+            }
+            // Who reads may go on with what was opened for another that wrote.
+            (None, Some(_)) => return Ok(()),
+            (_, None) if self.unwritten.contains_key(name) => return Err(StartError::Unwritten(name.to_owned())),
+            (_, None) => self.calls.make_stable(name, disk)?,
+        }
+        self.open_otherwise(name, &wanted)
+    }
+
+    /// Has another disk in the place of one that nobody uses and that is stable.
+    fn open_otherwise(&mut self, name: &str, wanted: &Options) -> Result<(), StartError> {
+        self.held.remove(name);
+        let Some(old) = self.disks.remove(name) else { return Ok(()) };
+        // This is no reopening that anybody has asked for, so it lifts nothing.
+        let (image, loss) = (self.image_of(name), old.loss());
+        let opened = match &old.options().driver {
+            // The other side may take one client at a time, and a lock of this one's is in the way of the next.
+            Driver::Remote(_) => {
+                drop(old);
+                self.open_image(wanted, None)
+            }
+            Driver::File { .. } | Driver::HostDevice { .. } | Driver::Null { .. } => {
+                // Its locks would be in the way, too; and nobody is to be kept from an image for ever that nobody uses.
+                if old.options().locking != Locking::Off {
+                    old.leave_locks();
+                    self.unlocked.insert(name.to_owned());
+                }
+                match self.open_image(wanted, None) {
+                    // Of a set with one descriptor, that one.
+                    Err(StartError::FdSet(_, FdSetError::InUse(_))) => {
+                        drop(old);
+                        self.open_image(wanted, None)
+                    }
+                    Err(e) => {
+                        self.disks.insert(name.to_owned(), old);
+                        return Err(e);
+                    }
+                    opened => opened,
+                }
+            }
+        };
+        self.unlocked.remove(name);
+        self.losses.extend(loss.map(|loss| (image.clone(), loss)));
+        let disk = opened?;
+        self.losses.remove(&image).into_iter().for_each(|loss| disk.lose(loss));
+        self.disks.insert(name.to_owned(), disk);
         Ok(())
+    }
+
+    /// The node that has the image of a node: the lowest with a name of those that it lies over, or itself.
+    fn image_of(&self, name: &str) -> String {
+        let mut blockdevs =
+            self.config.blockdevs.iter().flat_map(|top| std::iter::successors(Some(top), |at| at.inline_child()));
+        let Some(blockdev) = blockdevs.find(|blockdev| blockdev.name() == name) else { return name.to_owned() };
+        match blockdev.child_name() {
+            Some(below) => self.image_of(below),
+            None => {
+                let inside = std::iter::successors(Some(blockdev), |at| at.inline_child()).map(Blockdev::name);
+                inside.filter(|name| !name.is_empty()).last().unwrap_or(name).to_owned()
+            }
+        }
     }
 
     /// The disk of a blockdev that an export serves.
@@ -175,12 +264,17 @@ impl Daemon {
         Arc::new(disk)
     }
 
-    /// As [`reconcile_disks`](Self::reconcile_disks), where nobody is left who could be told of an error: after a change
-    /// that was taken back, and after a removal.
-    pub(super) fn reconcile_disks_or_log(&mut self) {
-        if let Err(e) = self.reconcile_disks() {
-            tracing::error!("a disk that was open cannot be opened any more: {e}");
-        }
+    /// The disk of a node that is used by its own name: one that `below` is not said of, because another lies over it.
+    pub(super) fn disk_by_name(
+        &self,
+        name: &str,
+        below: impl FnOnce(String) -> ChangeError,
+    ) -> Result<&Arc<Disk>, ChangeError> {
+        let is_wanted = || self.wanted_nodes().contains(&name);
+        self.disks.get(name).ok_or_else(|| match is_wanted() {
+            true => StartError::NotOpen(name.to_owned()).into(),
+            false => below(name.to_owned()),
+        })
     }
 
     /// Makes an image longer, or looks again how long a device is, and tells the clients of its exports. Returns the
@@ -193,9 +287,7 @@ impl Daemon {
         if !self.config.node_names().contains(&node_name) {
             return Err(ChangeError::NoDevice(String::new(), node_name.to_owned()));
         }
-        let Some(disk) = self.disks.get(node_name) else {
-            return Err(ChangeError::NodeBelow(node_name.to_owned()));
-        };
+        let disk = self.disk_by_name(node_name, ChangeError::NodeBelow)?;
         let is_file = match &disk.options().driver {
             Driver::File { .. } => true,
             Driver::HostDevice { .. } => false,
@@ -256,6 +348,12 @@ impl Daemon {
             }
         }
     }
+}
+
+/// The nodes that a blockdev comes with, and the one that it lies over.
+fn with_below(blockdev: &Blockdev) -> Vec<String> {
+    let inside = std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child()).map(Blockdev::name);
+    inside.chain(blockdev.child_name()).map(str::to_owned).collect()
 }
 
 /// Tells the client of an export that the disk has another size; says whether it could be told.

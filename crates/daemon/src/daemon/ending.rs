@@ -70,7 +70,10 @@ impl Ending {
     fn wait(&mut self, patience: &Patience<'_>) -> bool {
         loop {
             if let Ok((part, ended)) = self.receiver.try_recv() {
-                self.going.retain(|going| *going != part);
+                // One of them: a unit may have been added and taken away once more meanwhile.
+                if let Some(at) = self.going.iter().position(|going| *going == part) {
+                    self.going.swap_remove(at);
+                }
                 match (part, ended) {
                     (_, Ok(stay)) => self.unwritten.extend(stay),
                     (Part::Disk(name), Err(e)) => {

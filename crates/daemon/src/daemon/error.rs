@@ -199,6 +199,9 @@ pub enum ChangeError {
     /// A client uses it.
     #[error("export '{0}' still in use")]
     ExportInUse(String),
+    /// It is on its way out already.
+    #[error("Export '{0}' is already shutting down")]
+    ExportLeaves(String),
     /// An export is to run on a thread that is not there.
     #[error("iothread \"{0}\" not found")]
     NoIoThread(String),

@@ -13,6 +13,7 @@ use egret_virtio::scsi::ScsiConfig;
 use egret_vocabulary::schema::{self, BlkDevice, FdAddr, NbdDevice, ScsiDevice, UnixAddr, VhostUser};
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
+use super::io_threads::iothreads_of;
 use super::scsi::UnitOptions;
 use super::teardowns::{TornDown, Waiter};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
@@ -67,12 +68,15 @@ impl Daemon {
         if matches!(object.addr(), Some(schema::Addr::Fd(_))) && socket.is_none() {
             return Err(ChangeError::NoSocket(object.id));
         }
+        self.await_answers(iothreads_of(&object))?;
+        let warnings = self.config.warnings();
         let had_default = self.io_threads.contains_key(DEFAULT_IOTHREAD);
         self.config.add_export(object.clone())?;
-        let started = self.reconcile_disks().and_then(|()| self.start_export(&object, socket));
+        let about: Vec<_> = object.node_names().map(|(_, name)| name.to_owned()).collect();
+        let started = self.reconcile_disks(&about).and_then(|()| self.start_export(&object, socket));
         if let Err(e) = started {
             self.config.exports.pop();
-            self.reconcile_disks_or_log();
+            self.reconcile_disks_or_log(&about);
             if !had_default {
                 // It may not have been started.
                 let _ = self.remove_io_thread(DEFAULT_IOTHREAD);
@@ -80,20 +84,26 @@ impl Daemon {
             return Err(e.into());
         }
         self.leave_to_exports();
+        self.warn_of_more_than(&warnings);
         Ok(())
+    }
+
+    /// Says what a change has made of the configuration that is probably not meant, as at the start.
+    pub(super) fn warn_of_more_than(&self, before: &[String]) {
+        let warnings = self.config.warnings();
+        warnings.iter().filter(|line| !before.contains(line)).for_each(|line| tracing::warn!("{line}"));
     }
 
     /// Removes an export: at once if it has no client, else when its client's session is over and
     /// [`take_torn_down`](Self::take_torn_down) says so. Nobody waits for a client here: other changes come after this one.
     ///
     /// # Errors
-    /// There is none of this name, or a client uses it and the deletion is to be safe. Or there is no thread to wait for its
-    /// client: then it ends, and is there until it is removed once more.
+    /// There is none of this name, or it is on its way out already, or a client uses it and the deletion is to be safe. Or
+    /// there is no thread to wait for its client: then it ends, and is there until it is removed once more.
     pub fn remove_export(&mut self, id: &str, how: Deletion) -> Result<(), ChangeError> {
         let Some(export) = self.exports.get(id) else {
-            // It is on its way out already.
             let is_going = self.config.exports.iter().any(|export| export.id == id);
-            return if is_going { Ok(()) } else { Err(ChangeError::NoExport(id.to_owned())) };
+            return Err(if is_going { ChangeError::ExportLeaves } else { ChangeError::NoExport }(id.to_owned()));
         };
         if export.is_in_use() && how == Deletion::Safe {
             return Err(ChangeError::ExportInUse(id.to_owned()));
@@ -141,6 +151,7 @@ impl Daemon {
             }
             loops.push(self.io_threads[name].handle().clone());
         }
+        let mut kept = Vec::new();
         let export = match device {
             Device::Blk(device, client) => {
                 let config = self.export_config(id, client, errors, socket)?;
@@ -149,6 +160,8 @@ impl Daemon {
             Device::Scsi(device, luns, client) => {
                 let config = self.export_config(id, client, errors, socket)?;
                 let luns = self.units(&config.id, luns, disks)?;
+                kept.extend(luns.iter().map(|(_, unit, disk)| (disk.node_name().to_owned(), unit.clone())));
+                let luns = luns.into_iter().map(|(at, unit, disk)| (at, unit.unit, disk)).collect();
                 Export::start_scsi(config, device, luns, loops)?
             }
             Device::Nbd(options) => {
@@ -159,6 +172,7 @@ impl Daemon {
         export.errors().watch_overdue(self.failures.bell());
         self.registry.register_export(&export);
         self.exports.insert(object.id.clone(), export);
+        kept.into_iter().for_each(|(node, unit)| self.keep_unit(&node, unit));
         Ok(())
     }
 

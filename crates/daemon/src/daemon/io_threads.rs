@@ -10,8 +10,9 @@ use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, LoopStats
 use egret_export::Worker;
 use egret_polling::trace::Trace;
 use egret_polling::{ParameterError, Parameters, Policy, PolicyKind};
-use egret_vocabulary::schema::{Cpus, IoThread};
+use egret_vocabulary::schema::{Cpus, Export, IoThread};
 
+use super::calls::PATIENCE;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, IoThreadCounters, StartError};
 use crate::process::abort;
 
@@ -46,15 +47,15 @@ impl Daemon {
     /// Ends an I/O thread.
     ///
     /// # Errors
-    /// There is none of this name, or an export runs on it.
+    /// There is none of this name, or an export runs on it, or it is stuck.
     pub fn remove_io_thread(&mut self, id: &str) -> Result<(), ChangeError> {
         let Some(running) = self.io_threads.get(id) else { return Err(ChangeError::NoObject(id.to_owned())) };
-        let uses = |export: &egret_vocabulary::schema::Export| {
-            (0..export.num_queues()).any(|queue| export.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD) == id)
-        };
+        if self.config.exports.iter().any(|export| iothreads_of(export).any(|name| name == id)) {
+            return Err(ChangeError::ObjectInUse(id.to_owned()));
+        }
+        self.await_answers([id])?;
         // A queue that stops is where it was until its requests have ended, whatever its export was told meanwhile.
-        let has_queues = || running.handle.call(|target| target.sources().next().is_some()).unwrap_or(false);
-        if self.config.exports.iter().any(uses) || has_queues() {
+        if running.handle.call(|target| target.sources().next().is_some()).unwrap_or(false) {
             return Err(ChangeError::ObjectInUse(id.to_owned()));
         }
         self.config.iothreads.retain(|object| object.id != id);
@@ -66,25 +67,45 @@ impl Daemon {
     /// Changes an I/O thread to be as `object` says, while it runs.
     ///
     /// # Errors
-    /// There is none of this name, or a property differs that is fixed while it runs.
+    /// There is none of this name, or it is stuck, or a property differs that is fixed while it runs.
     pub fn change_io_thread(&mut self, object: IoThread) -> Result<(), ChangeError> {
-        let Some(now) = self.config.iothreads.iter_mut().find(|now| now.id == object.id) else {
+        let Some(at) = self.config.iothreads.iter().position(|now| now.id == object.id) else {
             return Err(ChangeError::NoObject(object.id));
         };
+        let now = &self.config.iothreads[at];
         if now.fd_monitor != object.fd_monitor {
             return Err(ChangeError::Fixed(object.id, "fd-monitor".to_owned()));
         }
+        self.await_answers([object.id.as_str()])?;
         if let Some(running) = self.io_threads.get(&object.id) {
             running.change(now, &object)?;
         }
-        *now = object;
+        self.config.iothreads[at] = object;
         Ok(())
+    }
+
+    /// Sees to it that threads come to what they are told, before a change tells them anything: one that is stuck has whoever
+    /// waits for it wait for as long as that lasts, and with him all changes, and the end.
+    pub(super) fn await_answers<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<(), StartError> {
+        let mut running = names.into_iter().filter_map(|name| Some((name, self.io_threads.get(name)?)));
+        match running.find(|(_, running)| !running.handle.answers_within(PATIENCE)) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let line = format!("it is stuck: no turn in {} s; try again when it goes on", PATIENCE.as_secs());
+                Err(StartError::IoThread(name.to_owned(), line))
+            }
+        }
     }
 
     /// The number of an I/O thread's thread, as `ps -L` shows it.
     pub fn thread_id(&self, id: &str) -> Option<i32> {
         Some(self.io_threads.get(id)?.counters.thread_id)
     }
+}
+
+/// The I/O threads that an export's queues are to be on, one for each queue.
+pub(super) fn iothreads_of(export: &Export) -> impl Iterator<Item = &str> + Clone {
+    (0..export.num_queues()).map(|queue| export.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD))
 }
 
 /// What an I/O thread runs with.
@@ -171,11 +192,11 @@ impl RunningIoThread {
         let window_max = parameters.max_for(kind);
         let failed = |e: String| StartError::IoThread(object.id.clone(), e);
         let options = LoopOptions { name: name.clone(), monitor, policy, window_max, idle_after, clock_reads };
+        let (bound, is_bound) = channel();
         let engines = move |ring| {
-            if let Some(cpus) = &cpus
-                && let Err(e) = bind_this_thread(Some(cpus))
-            {
-                tracing::warn!("iothread '{name}': cannot run on processors {cpus}: {e}");
+            // Before anything that would not be bound with it.
+            if let Some(cpus) = &cpus {
+                let _ = bound.send(bind_this_thread(Some(cpus)));
             }
             let mut engines = EngineSet::new(EngineOptions {
                 ring,
@@ -198,6 +219,9 @@ impl RunningIoThread {
         let turns = Arc::clone(handle.counters());
         let counters = IoThreadCounters { thread_id, turns, engines, stalls: Arc::default() };
         let new = Self { handle, counters, thread: Some(thread) };
+        if let Ok(Err(e)) = is_bound.try_recv() {
+            return Err(failed(format!("cpu-affinity: {e}")));
+        }
         if let Some(cost) = new.handle.call(|target| target.block_cost()).ok().flatten() {
             let (k, max) = (cost.total(parameters.price_or_default()), window_max);
             if k > max {

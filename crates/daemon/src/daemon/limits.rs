@@ -18,9 +18,7 @@ impl Daemon {
         if !self.config.node_names().contains(&node_name) {
             return Err(ChangeError::NoNode(node_name.to_owned()));
         }
-        let Some(disk) = self.disks.get(node_name) else {
-            return Err(ChangeError::LimitBelow(node_name.to_owned()));
-        };
+        let disk = self.disk_by_name(node_name, ChangeError::LimitBelow)?;
         if limits.are_set() {
             let group = match (group, self.throttle_groups.get(node_name)) {
                 (None, Some(its)) => Arc::clone(its),

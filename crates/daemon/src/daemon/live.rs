@@ -1,5 +1,6 @@
 //! What changes under running queues: the I/O threads that run them, and how their disks are opened.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible as Never;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -11,6 +12,7 @@ use egret_export::{DiskSwap, Export, ExportError, IoStatus, Pause, reopen};
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _};
 
+use super::io_threads::iothreads_of;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
 
 /// How long a disk that was reopened is waited for to be closed.
@@ -21,23 +23,26 @@ impl Daemon {
     /// time that a queue was not served.
     ///
     /// # Errors
-    /// There is no such export or I/O thread, the export is to stay where it is, or a queue cannot move. All queues are
-    /// where they were, unless one that had moved cannot go back: the error says so.
+    /// There is no such export or I/O thread, or one of the threads is stuck, the export is to stay where it is, or a queue
+    /// cannot move. All queues are where they were, unless one that had moved cannot go back: the error says so.
     pub fn place_export(&mut self, object: schema::Export) -> Result<Pause, ChangeError> {
         let Some(running) = self.exports.get(&object.id) else { return Err(ChangeError::NoExport(object.id)) };
-        let Some(now) = self.config.exports.iter_mut().find(|now| now.id == object.id) else {
+        let Some(at) = self.config.exports.iter().position(|now| now.id == object.id) else {
             return Err(ChangeError::NoExport(object.id));
         };
         if let Some((_, name)) = object.iothreads().find(|(_, name)| !self.io_threads.contains_key(*name)) {
             return Err(ChangeError::NoIoThread(name.to_owned()));
         }
-        let owners = (0..object.num_queues()).map(|queue| object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD));
+        let now = &self.config.exports[at];
+        let owners = iothreads_of(&object);
         let home = now.iothread_of(0).unwrap_or(DEFAULT_IOTHREAD);
         if now.fixed_iothread && owners.clone().any(|owner| owner != home) {
             return Err(ChangeError::FixedExport(object.id.clone(), home.to_owned()));
         }
+        self.await_answers(iothreads_of(now).chain(owners.clone()).collect::<BTreeSet<_>>())?;
         let loops: Vec<_> = owners.map(|owner| self.io_threads[owner].handle().clone()).collect();
         let placed = running.run_on(&loops);
+        let now = &mut self.config.exports[at];
         if let Err(ExportError::Scattered(_) | ExportError::Stuck(..)) = placed {
             for (queue, on) in (0..).zip(&loops) {
                 if running.is_on(queue, on) {
@@ -76,7 +81,10 @@ impl Daemon {
         }
         let changed = changed.checked()?;
         let swaps = self.reopened(&changed, &named)?;
-        let pause = reopen(&self.users(&swaps)?, &swaps).map_err(StartError::from)?;
+        let users = self.users(&swaps)?;
+        let objects = changed.exports.iter().filter(|object| users.iter().any(|user| user.id() == object.id));
+        self.await_answers(objects.flat_map(iothreads_of).collect::<BTreeSet<_>>())?;
+        let pause = reopen(&users, &swaps).map_err(StartError::from)?;
         self.config = changed;
         let (gone, left_behind) = channel::<Never>();
         for DiskSwap { old, new } in swaps {

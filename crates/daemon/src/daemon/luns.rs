@@ -8,6 +8,7 @@ use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::schema::{self, Device, Lun};
 
 use super::exports::check_size;
+use super::io_threads::iothreads_of;
 use super::teardowns::{TornDown, Waiter};
 use super::{ChangeError, Daemon, StartError, scsi};
 
@@ -29,15 +30,19 @@ impl Daemon {
         if before.has_node(node) {
             return Err(ChangeError::NodeInUse(node.to_owned()));
         }
+        self.await_answers(iothreads_of(&before))?;
         let with = before.with_lun(lun.clone())?;
+        let warnings = self.config.warnings();
         self.config.change_export(with.clone())?;
-        let started = self.reconcile_disks().and_then(|()| self.start_lun(&with, &lun));
+        let about = [lun.node_name.clone()];
+        let started = self.reconcile_disks(&about).and_then(|()| self.start_lun(&with, &lun));
         if let Err(e) = started {
             self.config.put_export(before);
-            self.reconcile_disks_or_log();
+            self.reconcile_disks_or_log(&about);
             return Err(e.into());
         }
         self.leave_to_exports();
+        self.warn_of_more_than(&warnings);
         Ok(())
     }
 
@@ -67,7 +72,11 @@ impl Daemon {
         let activate = |disk: &Arc<Disk>| {
             Ok(self.calls.activate(disk).map_err(|why| StartError::Unanswered(lun.node_name.clone(), why))??)
         };
-        self.exports[&object.id].add_lun(at, unit, disk, activate)
+        let added: Result<(), StartError> =
+            self.exports[&object.id].add_lun(at, Arc::clone(&unit.unit), disk, activate);
+        added?;
+        self.keep_unit(&lun.node_name, unit);
+        Ok(())
     }
 
     fn scsi_export(&self, id: &str) -> Result<(&schema::Export, &Export), ChangeError> {

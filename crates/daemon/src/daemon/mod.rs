@@ -41,7 +41,7 @@ mod statistics;
 mod teardowns;
 mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use egret_disk::{Active, Disk, Loss, ThrottleGroup};
@@ -85,7 +85,11 @@ pub struct Daemon {
     /// The disks that exports and units which are gone have left active, because they could not be written out, and that no
     /// other export has; each is one of `disks`.
     unwritten: BTreeMap<String, Active>,
-    /// What images have lost that are about to be opened otherwise, by blockdev.
+    /// The disks that have given their locks back, whatever their options say, for they are to be opened otherwise and cannot
+    /// be; each is one of `disks`, and nobody uses it.
+    unlocked: BTreeSet<String>,
+    /// What images have lost that are about to be opened otherwise, by the blockdev that has the image: others may be laid
+    /// over it, or taken away, before it is opened.
     losses: BTreeMap<String, Loss>,
     /// By blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
@@ -127,6 +131,7 @@ impl Daemon {
             disks: BTreeMap::new(),
             held: BTreeMap::new(),
             unwritten: BTreeMap::new(),
+            unlocked: BTreeSet::new(),
             losses: BTreeMap::new(),
             registry: Arc::default(),
             throttle_groups: BTreeMap::new(),
@@ -153,7 +158,8 @@ impl Daemon {
             let descriptor = inherited.take(&fd).map_err(|e| StartError::AddFd(fd, e))?;
             new.keep_fd(set, descriptor, opaque);
         }
-        new.reconcile_disks()?;
+        let all: Vec<_> = config.node_names().into_iter().map(str::to_owned).collect();
+        new.reconcile_disks(&all)?;
         for io_thread in &config.iothreads {
             new.start_io_thread(io_thread)?;
         }

@@ -69,7 +69,8 @@ impl Daemon {
             return Err(ChangeError::NoNbdServer);
         }
         let is_nbd = |export: &&schema::Export| matches!(export.device, Device::Nbd(_));
-        let ids: Vec<String> = self.config.exports.iter().filter(is_nbd).map(|export| export.id.clone()).collect();
+        let there = self.config.exports.iter().filter(|export| !self.is_shutting_down(&export.id));
+        let ids: Vec<String> = there.filter(is_nbd).map(|export| export.id.clone()).collect();
         for id in ids {
             self.remove_export(&id, Deletion::Hard)?;
         }

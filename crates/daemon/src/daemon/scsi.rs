@@ -16,8 +16,9 @@ use super::{Daemon, StartError};
 const UNMAP_RANGES: u32 = 256;
 
 /// A logical unit, and the file that its persistent reservations are kept in.
+#[derive(Clone)]
 pub(super) struct KeptUnit {
-    unit: Arc<LogicalUnit>,
+    pub(super) unit: Arc<LogicalUnit>,
     pr_file: Option<PathBuf>,
 }
 
@@ -30,7 +31,7 @@ pub(super) struct UnitOptions {
 }
 
 /// A logical unit on its way into an export.
-pub(super) type Unit = (LunAddress, Arc<LogicalUnit>, Arc<Disk>);
+pub(super) type Unit = (LunAddress, KeptUnit, Arc<Disk>);
 
 impl Daemon {
     /// The logical units of a device, with the disks of each.
@@ -49,37 +50,39 @@ impl Daemon {
     /// The logical unit of a blockdev, which all exports have together whose guests see the same of it: so they see each
     /// other's reservations, and these stay for as long as the blockdev does. Exports whose guests see something else
     /// have another unit, unless reservations are kept: whoever they keep out would come in by the other one.
-    pub(super) fn unit(
-        &mut self,
-        export: &str,
-        node: &str,
-        wanted: UnitOptions,
-    ) -> Result<Arc<LogicalUnit>, StartError> {
+    ///
+    /// Nothing is forgotten for it before an export has it, and [`keep_unit`](Self::keep_unit) is called.
+    pub(super) fn unit(&mut self, export: &str, node: &str, wanted: UnitOptions) -> Result<KeptUnit, StartError> {
         let UnitOptions { at, config, pr_file } = wanted;
-        let mut units = self.units.remove(node).unwrap_or_default();
+        let units = self.units.get(node).map(Vec::as_slice).unwrap_or_default();
         let same = |known: &KeptUnit| looks_alike(known.unit.config(), &config) && known.pr_file == pr_file;
-        units.retain(|known| same(known) || self.exports_unit(&known.unit));
-        let unit = match units.iter().find(|known| same(known)) {
-            Some(KeptUnit { unit, .. }) => {
-                if !self.exports_unit(unit) {
-                    unit.power_on(config.capacity_bytes);
-                }
-                Ok(Arc::clone(unit))
+        if let Some(known) = units.iter().find(|known| same(known)) {
+            if !self.exports_unit(&known.unit) {
+                known.unit.power_on(config.capacity_bytes);
             }
-            None if !units.is_empty() && (pr_file.is_some() || units.iter().any(|known| known.pr_file.is_some())) => {
-                Err(StartError::TwoUnits(export.to_owned(), at, node.to_owned()))
+            return Ok(known.clone());
+        }
+        let mut others = units.iter().filter(|known| self.exports_unit(&known.unit)).peekable();
+        if others.peek().is_some() {
+            if pr_file.is_some() || others.any(|known| known.pr_file.is_some()) {
+                return Err(StartError::TwoUnits(export.to_owned(), at, node.to_owned()));
             }
-            None => {
-                if !units.is_empty() {
-                    warn_of_two_units(export, node);
-                }
-                let made = make(config, pr_file.as_deref()).map(Arc::new);
-                let made = made.inspect(|unit| units.push(KeptUnit { unit: Arc::clone(unit), pr_file }));
-                made.map_err(|e| StartError::Unit(export.to_owned(), at, e.into()))
-            }
-        };
+            warn_of_two_units(export, node);
+        } else if let Some(units) = self.units.get_mut(node) {
+            // What one that looked otherwise knows is in that file, which it has locked.
+            units.retain(|known| known.pr_file.is_none() || known.pr_file != pr_file);
+        }
+        let made = make(config, pr_file.as_deref());
+        let unit = made.map(Arc::new).map_err(|e| StartError::Unit(export.to_owned(), at, e.into()))?;
+        Ok(KeptUnit { unit, pr_file })
+    }
+
+    /// Keeps a unit that an export has for as long as its blockdev is there, and forgets those that nobody has.
+    pub(super) fn keep_unit(&mut self, node: &str, unit: KeptUnit) {
+        let mut units = self.units.remove(node).unwrap_or_default();
+        units.retain(|known| !Arc::ptr_eq(&known.unit, &unit.unit) && self.exports_unit(&known.unit));
+        units.push(unit);
         self.units.insert(node.to_owned(), units);
-        unit
     }
 
     /// Whether an export has the unit now.

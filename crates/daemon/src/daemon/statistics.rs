@@ -20,6 +20,11 @@ pub struct DiskState {
     pub active: bool,
 }
 
+impl DiskState {
+    /// One that is not open, which nobody knows the size of.
+    pub const CLOSED: Self = Self { size: 0, read_only: true, active: false };
+}
+
 /// Where the state of a disk can be read, which this does not keep open.
 #[derive(Clone, Debug)]
 pub(super) struct OpenDisk {

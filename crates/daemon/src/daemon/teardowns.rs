@@ -9,6 +9,7 @@ use egret_confine::{Bounds, ThreadKind};
 use egret_disk::Active;
 use egret_event_loop::EventNotifier;
 use egret_virtio::scsi::LunAddress;
+use egret_vocabulary::schema::Export;
 
 use super::Daemon;
 
@@ -142,8 +143,13 @@ impl Daemon {
         self.leave_to_exports();
         if !gone.is_empty() {
             let went = |id: &str| gone.iter().any(|what| matches!(what, TornDown::Export { id: gone } if gone == id));
-            self.config.exports.retain(|export| !went(&export.id));
-            self.reconcile_disks_or_log();
+            let exports = self.config.exports.extract_if(.., |export| went(&export.id)).collect::<Vec<_>>();
+            let of_exports = exports.iter().flat_map(Export::node_names).map(|(_, name)| name.to_owned());
+            let of_units = gone.iter().filter_map(|what| match what {
+                TornDown::Lun { node_name, .. } => Some(node_name.clone()),
+                TornDown::Export { .. } => None,
+            });
+            self.reconcile_disks_or_log(&of_exports.chain(of_units).collect::<Vec<_>>());
         }
         gone
     }

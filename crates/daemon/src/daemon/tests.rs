@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use egret_disk::Limits;
+use egret_disk::{Driver as DiskDriver, Limits, Locking, Options};
 use egret_event_loop::ClockReads;
 use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::keyval;
@@ -216,6 +216,27 @@ fn a_logical_unit_that_goes_frees_its_disk_when_that_is_told() {
 }
 
 #[test]
+fn a_blockdev_is_in_use_as_long_as_a_unit_that_was_taken_away_uses_what_is_written_inside_it() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    let filename = match image(place.path(), "a").driver {
+        Driver::File(image) => image.filename,
+        _ => unreachable!("it is a file"),
+    };
+    let text = format!("raw,node-name=r,file.driver=file,file.node-name=f,file.filename={filename}");
+    let (value, spelling) = keyval::read(&text, "driver").unwrap();
+    daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
+    daemon.add_export(scsi_export(place.path(), "s0")).unwrap();
+    daemon.add_lun("s0", lun(0, "f")).unwrap();
+    daemon.remove_lun("s0", FIRST).unwrap();
+    assert_eq!(daemon.remove_blockdev("r").unwrap_err().to_string(), "Node f is in use");
+    rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+    daemon.take_torn_down();
+    daemon.remove_blockdev("r").unwrap();
+    assert_eq!(daemon.disks_by_name().len(), 0);
+}
+
+#[test]
 fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_for_that_and_is_when_there_is() {
     use std::io::{Read, Write};
     let place = tempfile::tempdir().unwrap();
@@ -269,6 +290,29 @@ fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_
 }
 
 #[test]
+fn an_export_that_is_on_its_way_out_is_removed_once() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    let addr = schema::NbdAddr::Unix(UnixAddr { path: place.path().join("nbd").to_str().unwrap().to_owned() });
+    let access = schema::Access::default();
+    let server = schema::NbdServer { addr, access, max_connections: 0, tls_creds: None, handshake_max_seconds: 0 };
+    daemon.start_nbd_server(server).unwrap();
+    let nbd = schema::NbdDevice { node_name: "d0".to_owned(), name: None, description: None, max_connections: 0 };
+    daemon.add_export(Export { device: Device::Nbd(nbd), ..export(place.path(), "n0", "d0") }).unwrap();
+    for how in [Deletion::Safe, Deletion::Hard] {
+        let removed = daemon.remove_export("n0", how).map_err(|e| e.to_string());
+        match how {
+            Deletion::Safe => removed.unwrap(),
+            Deletion::Hard => assert_eq!(removed.unwrap_err(), "Export 'n0' is already shutting down"),
+        }
+    }
+    daemon.stop_nbd_server().unwrap();
+    daemon.take_torn_down();
+    assert_eq!(daemon.remove_export("n0", Deletion::Hard).unwrap_err().to_string(), "Export 'n0' is not found");
+}
+
+#[test]
 fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
@@ -298,6 +342,53 @@ fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() 
     daemon.take_torn_down();
     daemon.remove_blockdev("d0").unwrap();
     assert!(before.upgrade().is_none());
+}
+
+#[test]
+fn each_of_two_units_that_leave_one_address_is_waited_for_at_the_end() {
+    let signals = crate::process::Signals::block().unwrap();
+    let mut daemon = daemon();
+    let (_never, held) = std::sync::mpsc::channel::<()>();
+    let mut leaves = |leave: Box<dyn FnOnce() + Send>| {
+        let what = TornDown::Lun { export: "s0".into(), at: FIRST, node_name: "d0".into() };
+        daemon.teardowns.add(teardowns::Waiter::new("leaves").unwrap(), what, move || {
+            leave();
+            Vec::new()
+        });
+    };
+    leaves(Box::new(|| ()));
+    leaves(Box::new(move || held.recv().unwrap_or_default()));
+    assert!(!daemon.end(&Patience::new(Some(std::time::Duration::from_secs(1)), &signals)));
+}
+
+#[test]
+fn a_unit_that_comes_to_no_export_makes_none_forget_its_reservations_and_keeps_no_file() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    for name in ["d0", "d1"] {
+        daemon.add_blockdev(image(at, name)).unwrap();
+    }
+    let unit = |serial: &str, pr_file: &str, node: &str| Lun {
+        serial: serial.to_owned(),
+        pr_file: pr_file.to_owned(),
+        ..lun(0, node)
+    };
+    daemon.add_export(scsi_export_of(at, "s0", vec![unit("", "", "d0")])).unwrap();
+    let first = Arc::clone(&daemon.exports["s0"].lun(FIRST).unwrap().unit);
+    daemon.remove_export("s0", Deletion::Safe).unwrap();
+    daemon.take_torn_down();
+
+    let pr_file = at.join("pr").to_str().unwrap().to_owned();
+    for wanted in [unit("otherwise", "", "d0"), unit("", &pr_file, "d0")] {
+        let nowhere = scsi_export_of(&at.join("nowhere"), "s0", vec![wanted]);
+        let error = daemon.add_export(nowhere).unwrap_err().to_string();
+        assert!(error.starts_with("export 's0': cannot listen"), "{error}");
+    }
+    daemon.add_export(scsi_export_of(at, "s1", vec![unit("", "", "d0")])).unwrap();
+    assert!(Arc::ptr_eq(&daemon.exports["s1"].lun(FIRST).unwrap().unit, &first));
+    // The same unit by its name, for the file is of that.
+    daemon.add_export(scsi_export_of(at, "s0", vec![unit("d0", &pr_file, "d1")])).unwrap();
 }
 
 #[test]
@@ -395,6 +486,31 @@ fn a_thread_changes_its_policy_while_it_runs_and_keeps_what_is_fixed() {
 }
 
 #[test]
+fn what_is_about_a_thread_that_is_stuck_fails_and_changes_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_io_thread(IoThread::new("io0")).unwrap();
+    daemon.add_io_thread(IoThread::new("io1")).unwrap();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let on = |id: &str, thread: &str| Export { iothread: vec![thread.to_owned()], ..export(at, id, "d0") };
+    daemon.add_export(on("e0", "io1")).unwrap();
+    let (go_on, stuck) = std::sync::mpsc::channel::<()>();
+    daemon.io_threads["io0"].handle().send(move |_| stuck.recv().unwrap_or_default());
+    let line = "iothread 'io0': it is stuck";
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.change_io_thread(IoThread { poll_max_ns: Some(0), ..IoThread::new("io0") })), line),
+        (Box::new(|d| d.remove_io_thread("io0")), line),
+        (Box::new(|d| d.add_export(on("e1", "io0"))), line),
+        (Box::new(|d| d.place_export(on("e0", "io0")).map(drop)), line),
+    ];
+    refused(&mut daemon, attempts);
+    daemon.add_export(on("e1", "io1")).unwrap();
+    drop(go_on);
+    daemon.place_export(on("e0", "io0")).unwrap();
+}
+
+#[test]
 fn a_thread_reads_the_clock_for_each_request_as_long_as_it_is_told_to() {
     let mut daemon = daemon();
     let mut thread = IoThread { x_clock_per_request: true, ..IoThread::new("io0") };
@@ -421,6 +537,17 @@ fn a_thread_is_bound_to_processors_and_let_go_of_again() {
     daemon.change_io_thread(bound.with("cpu-affinity", serde_json::Value::Null).unwrap()).unwrap();
     assert_eq!(runs_on(), anywhere);
     assert_eq!(daemon.config().iothreads, [thread]);
+}
+
+#[test]
+fn a_thread_that_cannot_be_bound_to_its_processors_is_not_there() {
+    let mut daemon = daemon();
+    let nowhere = rustix::thread::CpuSet::MAX_CPU - 1;
+    let thread = IoThread::new("io0").with("cpu-affinity", serde_json::json!([nowhere])).unwrap();
+    let attempt: Vec<Attempt<'_>> =
+        vec![(Box::new(|d| d.add_io_thread(thread.clone())), "iothread 'io0': cpu-affinity: Invalid argument")];
+    refused(&mut daemon, attempt);
+    assert_eq!(daemon.thread_id("io0"), None);
 }
 
 #[test]
@@ -471,4 +598,66 @@ fn a_set_of_descriptors_to_read_from_is_none_for_a_disk_that_is_opened_for_writi
     let error = daemon.add_blockdev(for_writing).unwrap_err().to_string();
     assert!(error.contains("no descriptor that is open for reading and writing"), "{error}");
     daemon.add_blockdev(disk).unwrap();
+}
+
+#[test]
+fn a_blockdev_that_cannot_be_opened_otherwise_stays_open_without_locks_and_is_in_no_other_ones_way() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    let is_free = |name: &str| {
+        let options = Options::new("other", DiskDriver::File { filename: at.join(format!("{name}.img")) });
+        Disk::open(&Options { locking: Locking::On, ..options }).is_ok()
+    };
+    image(at, "d0");
+    let open = || std::fs::File::options().read(true).write(true).open(at.join("d0.img")).unwrap();
+    daemon.add_fd(Some(0), open().into(), None).unwrap();
+    daemon.add_blockdev(Blockdev::new("d0", Driver::File(Image::new("/dev/fdset/0")))).unwrap();
+    daemon.add_blockdev(image(at, "d1")).unwrap();
+    let writer = |id: &str, node: &str| Export { writable: true, ..export(at, id, node) };
+    daemon.add_export(writer("e0", "d0")).unwrap();
+    daemon.add_export(writer("e1", "d1")).unwrap();
+    assert!(!is_free("d0") && !is_free("d1"));
+    daemon.remove_fd(0, None).unwrap();
+    daemon.remove_export("e0", Deletion::Safe).unwrap();
+    daemon.take_torn_down();
+    assert!(is_free("d0"), "nobody uses it");
+    assert!(!daemon.disk_state("d0").unwrap().read_only, "as it was opened");
+    // What is about others goes on.
+    daemon.add_blockdev(image(at, "d2")).unwrap();
+    daemon.remove_export("e1", Deletion::Safe).unwrap();
+    daemon.take_torn_down();
+    assert!(is_free("d1"));
+    assert!(daemon.disk_state("d1").unwrap().read_only);
+    // And what is about this one changes nothing, until it can be had.
+    let attempts: Vec<Attempt<'_>> =
+        vec![(Box::new(|d| d.add_export(writer("e0", "d0"))), "blockdev 'd0': there is no fdset 0")];
+    refused(&mut daemon, attempts);
+    daemon.add_fd(Some(0), open().into(), None).unwrap();
+    daemon.add_export(writer("e0", "d0")).unwrap();
+    assert!(!is_free("d0"));
+}
+
+#[test]
+fn a_blockdev_that_is_not_open_is_said_to_be_that_and_opened_when_a_change_is_about_it() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let (value, spelling) = keyval::read("raw,node-name=r,file=d0", "driver").unwrap();
+    daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
+    std::fs::rename(at.join("d0.img"), at.join("away")).unwrap();
+    daemon.remove_blockdev("r").unwrap();
+    let limits = Limits::default();
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.resize("d0", 2 << 20).map(drop)), "blockdev 'd0' is not open"),
+        (Box::new(|d| d.set_limits("d0", limits, None)), "blockdev 'd0' is not open"),
+        (Box::new(|d| d.set_active(Some("d0"), true)), "blockdev 'd0' is not open"),
+    ];
+    refused(&mut daemon, attempts);
+    std::fs::rename(at.join("away"), at.join("d0.img")).unwrap();
+    daemon.add_blockdev(image(at, "d1")).unwrap();
+    assert_eq!(daemon.disk_state("d0"), None, "that was about another");
+    daemon.add_export(export(at, "e0", "d0")).unwrap();
+    assert_eq!(daemon.disk_state("d0").unwrap().size, 1 << 20);
 }

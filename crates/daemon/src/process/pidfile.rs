@@ -84,8 +84,9 @@ impl Pidfile {
             }
             // The last owner may have removed the file between our opening and our locking it.
             if is_at(&file, path) {
-                file.set_len(0)?;
-                writeln!(file, "{}", std::process::id())?;
+                let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+                // An empty one would be taken for a process's.
+                written.inspect_err(|_| drop(std::fs::remove_file(path)))?;
                 return Ok(Some(file));
             }
         }

@@ -67,20 +67,27 @@ pub enum SandboxError {
 }
 
 impl Sandbox {
-    /// Confines the process, before it has threads, to what `config` and `places` name. Returns who it is to be, which
+    /// Looks up what `config` and `places` name, for as long as that takes: some may be where nobody answers.
+    ///
+    /// # Errors
+    /// A directory, a user or a group does not exist.
+    pub fn look_up(&self, config: &Config, places: &Places<'_>) -> Result<Confinement, SandboxError> {
+        let identity = self.identity()?;
+        Ok(Confinement { files: self.on.then(|| self.files(config, places)).transpose()?, identity })
+    }
+
+    /// Confines the process, before it has threads, to what was [looked up](Self::look_up). Returns who it is to be, which
     /// each thread becomes when it says what it is ([`Bounds::narrow`](egret_confine::Bounds::narrow)), and what the
     /// kernel cannot do.
     ///
     /// # Errors
-    /// A directory, a user or a group does not exist, or the kernel refuses.
-    pub fn begin(&self, config: &Config, places: &Places<'_>) -> Result<(Option<Identity>, Missing), SandboxError> {
-        let identity = self.identity()?;
-        if !self.on && identity.is_none() {
+    /// The kernel refuses.
+    pub fn begin(confinement: Confinement) -> Result<(Option<Identity>, Missing), SandboxError> {
+        let identity = confinement.identity.clone();
+        if confinement.files.is_none() && identity.is_none() {
             return Ok((None, Missing::default()));
         }
-        let files = if self.on { Some(self.files(config, places)?) } else { None };
-        let missing = Confinement { files, identity: identity.clone() }.begin()?;
-        Ok((identity, missing))
+        Ok((identity, confinement.begin()?))
     }
 
     fn identity(&self) -> Result<Option<Identity>, SandboxError> {

@@ -49,7 +49,7 @@ impl Signals {
     }
 
     /// Does something that may take as long as others like. A signal that comes meanwhile ends the process, after `clean`, as
-    /// it ends one that has nothing to lose.
+    /// it ends one that has nothing to lose, or else, as process 1, with status 1.
     ///
     /// # Errors
     /// There is no room for a thread, which waits for the signals meanwhile.
@@ -61,12 +61,16 @@ impl Signals {
             if fds[0].revents().is_empty() {
                 clean();
                 let _ = sys::unblock(&Signal::ALL.map(|(_, number)| number));
+                // The first process of a container is ended by no signal that does what it does by default.
+                sys::exit_now(1);
             }
         };
         thread::scope(|scope| {
-            thread::Builder::new().name("egret-start".to_owned()).spawn_scoped(scope, watch)?;
+            let watch = thread::Builder::new().name("egret-start".to_owned()).spawn_scoped(scope, watch)?;
             let done = act();
             drop(acting);
+            // When it is gone the process has no thread that nobody knows of.
+            let _ = watch.join();
             Ok(done)
         })
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::command::{Command, Run, Takes, nothing, typed};
 use super::{limits, luns};
-use crate::daemon::{DEFAULT_IOTHREAD, Deletion, View};
+use crate::daemon::{DEFAULT_IOTHREAD, Deletion, DiskState, View};
 
 options! {
     struct Node {
@@ -121,7 +121,8 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "query-named-block-nodes",
         takes: Takes::Keys(&NODES),
         returns: r#"[{"node-name", "drv", "ro", "file", "image": {"virtual-size", ...}, "cache", "bps", ...}]"#,
-        about: "Every blockdev: what it is, its size, its limits and its settings in force.",
+        about: "Every blockdev: what it is, its size, its limits and its settings in force. One whose image could not be \
+                opened when what lay over it was removed, say, is not `active` and has a size of 0, until it is exported.",
         run: Run::Query(|view, _| {
             Ok(view.config().node_names().into_iter().filter_map(|name| node(view, name)).collect())
         }),
@@ -130,7 +131,9 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "query-blockstats",
         takes: Takes::Keys(&STATISTICS),
         returns: r#"[{"device", "node-name", "stats": {"rd_bytes", "rd_operations", ...}}]"#,
-        about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev.",
+        about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev. Members of \
+                QEMU's that nothing is counted for are 0: all times, which `x-egret` has, merged and invalid requests, \
+                zone appends, and the highest offset.",
         run: Run::Query(|view, arguments| {
             let Statistics { query_nodes } = typed(arguments)?;
             Ok(statistics(view, query_nodes))
@@ -232,7 +235,7 @@ fn node_of(export: &Export) -> &str {
 
 fn node(view: &View, name: &str) -> Option<Value> {
     let config = view.config();
-    let (disk, state) = (config.disk(name)?, view.disk_state(name)?);
+    let (disk, state) = (config.disk(name)?, view.disk_state(name).unwrap_or(DiskState::CLOSED));
     let file = match disk.bottom {
         Bottom::File(image) | Bottom::HostDevice(image) => image.filename.clone(),
         Bottom::Rbd(image) => format!("rbd:{}", image.spec()),
@@ -275,7 +278,8 @@ fn statistics(view: &View, by_node: bool) -> Value {
     config.node_names().into_iter().map(show).collect()
 }
 
-/// Counters under QEMU's names, as far as they are counted; and how long requests took.
+/// Counters under QEMU's names, and how long requests took. What is counted nowhere is there as well, as nothing: who reads this
+/// by QEMU's schema finds every member that is not optional.
 fn shown(stats: &QueueStats) -> Value {
     let [read, write, flush, discard] =
         [RequestType::Read, RequestType::Write, RequestType::Flush, RequestType::Discard].map(|op| stats.op(op));
@@ -284,11 +288,21 @@ fn shown(stats: &QueueStats) -> Value {
         json!({ "p50-ns": at(0.5), "p99-ns": at(0.99), "p999-ns": at(0.999), "max-ns": latency.longest().0 })
     });
     let good = |op: egret_export::OpStats| op.requests - op.errors;
-    json!({
+    let mut shown = json!({
         "rd_bytes": read.bytes, "rd_operations": good(read), "failed_rd_operations": read.errors,
         "wr_bytes": write.bytes, "wr_operations": good(write), "failed_wr_operations": write.errors,
         "flush_operations": good(flush), "failed_flush_operations": flush.errors,
         "unmap_bytes": discard.bytes, "unmap_operations": good(discard), "failed_unmap_operations": discard.errors,
+        "wr_highest_offset": 0, "account_invalid": false, "account_failed": false, "timed_stats": [],
+        "zone_append_bytes": 0, "zone_append_operations": 0, "failed_zone_append_operations": 0,
         "x-egret": { "notifications": stats.calls, "broken-queues": stats.broken, "latency": latency },
-    })
+    });
+    for op in ["rd", "wr", "zone_append", "flush", "unmap"] {
+        shown[format!("{op}_total_time_ns")] = 0.into();
+        shown[format!("invalid_{op}_operations")] = 0.into();
+        if op != "flush" {
+            shown[format!("{op}_merged")] = 0.into();
+        }
+    }
+    shown
 }

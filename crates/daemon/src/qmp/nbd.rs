@@ -1,7 +1,8 @@
 //! Commands about NBD: the server, and exports in the way in which there was nothing else once.
 
 use egret_vocabulary::schema::{
-    Export, Foreign, Harmless, InetAddr, NO_AUTHZ, NbdServer, Object, Shape, Spelling, UnixAddr, ValueType,
+    Export, FOREIGN_NBD_ADDR, Foreign, Harmless, InetAddr, NO_AUTHZ, NbdServer, Object, Shape, Spelling, UnixAddr,
+    ValueType,
 };
 use egret_vocabulary::{choices, options, variants};
 use serde_json::{Value, json};
@@ -74,8 +75,8 @@ choices! {
     }
 }
 
-static UNIX: Shape = Shape::of(UnixAddr::KEYS);
-static INET: Shape = Shape::of(InetAddr::KEYS);
+static UNIX: Shape = Shape { keys: UnixAddr::KEYS, variants: None, foreign: FOREIGN_NBD_ADDR };
+static INET: Shape = Shape { keys: InetAddr::KEYS, variants: None, foreign: FOREIGN_NBD_ADDR };
 static ADDR: Shape = Shape { keys: &[], variants: Some(NbdAddr::VARIANTS), foreign: &[] };
 static START: Shape = Shape {
     keys: Start::KEYS,

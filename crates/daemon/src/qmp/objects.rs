@@ -3,7 +3,7 @@
 use egret_polling::Property;
 use egret_vocabulary::Config;
 use egret_vocabulary::options;
-use egret_vocabulary::schema::{IoThread, Object, Shape, Spelling, TlsCreds, ValueType};
+use egret_vocabulary::schema::{IoThread, Object, Secret, Shape, Spelling, TlsCreds, ValueType};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
@@ -72,7 +72,8 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "qom-list",
         takes: Takes::Keys(&LIST),
         returns: r#"[{"name", "type"}]"#,
-        about: "The properties of an object, or the objects under `/` and `/objects`.",
+        about: "The properties of an object, or the objects under `/` and `/objects`. Of secrets and of credentials for TLS \
+                none is shown but their type.",
         run: Run::Query(|view, arguments| {
             let List { path } = typed(arguments)?;
             list(view.config(), &path)
@@ -85,6 +86,10 @@ pub(super) static COMMANDS: &[Command] = &[
         about: "A property as it is in force.",
         run: Run::Query(|view, arguments| {
             let OneProperty { path, property } = typed(arguments)?;
+            if let Some(of) = type_of_quiet(view.config(), &path) {
+                let unknown = || QmpError::generic(format!("Property '{of}.{property}' not found"));
+                return if property == "type" { Ok(of.into()) } else { Err(unknown()) };
+            }
             let object = find(view.config(), &path)?;
             if property == "type" {
                 return Ok(IoThread::NOUN.into());
@@ -125,9 +130,22 @@ pub(super) static COMMANDS: &[Command] = &[
     },
 ];
 
+/// The objects whose properties nobody is shown.
+fn quiet(config: &Config) -> impl Iterator<Item = (&String, &'static str)> {
+    let secrets = config.secrets.iter().map(|object| (&object.id, Secret::NOUN));
+    secrets.chain(config.tls_creds.iter().map(|object| (&object.id, TlsCreds::NOUN)))
+}
+
+fn type_of_quiet(config: &Config, path: &str) -> Option<&'static str> {
+    quiet(config).find(|(id, _)| *id == id_in(path)).map(|(_, of)| of)
+}
+
+fn id_in(path: &str) -> &str {
+    path.strip_prefix("/objects/").unwrap_or(path)
+}
+
 fn find<'a>(config: &'a Config, path: &str) -> Result<&'a IoThread, QmpError> {
-    let id = path.strip_prefix("/objects/").unwrap_or(path);
-    let found = config.iothreads.iter().find(|object| object.id == id);
+    let found = config.iothreads.iter().find(|object| object.id == id_in(path));
     found.ok_or_else(|| QmpError::no_device(path))
 }
 
@@ -166,9 +184,11 @@ fn list(config: &Config, path: &str) -> Result<Value, QmpError> {
     match path {
         "/" => Ok(json!([kind, entry("objects", "child<container>")])),
         "/objects" | "/objects/" => {
-            let ids = config.iothreads.iter().map(|object| entry(&object.id, "child<iothread>"));
+            let ids = config.iothreads.iter().map(|object| (&object.id, IoThread::NOUN)).chain(quiet(config));
+            let ids = ids.map(|(id, of)| entry(id, &format!("child<{of}>")));
             Ok(std::iter::once(kind).chain(ids).collect())
         }
+        path if type_of_quiet(config, path).is_some() => Ok(json!([kind])),
         path => {
             find(config, path)?;
             let properties = IoThread::SHAPE.keys.iter().filter(|key| key.name != "id");
@@ -180,4 +200,31 @@ fn list(config: &Config, path: &str) -> Result<Value, QmpError> {
 
 const fn is_number(kind: &ValueType) -> bool {
     matches!(kind, ValueType::Number(..) | ValueType::Bytes(..))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_of_every_kind_are_listed_and_of_secrets_their_type_alone_is_shown() {
+        let mut config = Config::empty();
+        config.iothreads = vec![IoThread::new("io0")];
+        let secret = json!({"id": "s", "data": "hidden"});
+        config.secrets = vec![Secret::from_value(secret, Spelling::Typed).unwrap()];
+        let creds = json!({"id": "t", "dir": "/tls"});
+        config.tls_creds = vec![TlsCreds::from_value(creds, Spelling::Typed).unwrap()];
+        let listed = |path: &str| -> Vec<(String, String)> {
+            let entries = list(&config, path).unwrap();
+            let text = |entry: &Value, key: &str| entry[key].as_str().unwrap().to_owned();
+            entries.as_array().unwrap().iter().map(|entry| (text(entry, "name"), text(entry, "type"))).collect()
+        };
+        let expected = [("io0", "iothread"), ("s", "secret"), ("t", "tls-creds-x509")];
+        let expected = expected.map(|(id, of)| (id.to_owned(), format!("child<{of}>")));
+        assert_eq!(listed("/objects")[1..], expected);
+        for path in ["/objects/s", "s", "t"] {
+            assert_eq!(listed(path), [("type".to_owned(), "string".to_owned())]);
+        }
+        assert!(list(&config, "/objects/u").is_err());
+    }
 }

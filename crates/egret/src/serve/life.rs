@@ -107,18 +107,24 @@ fn serve(
 ) -> Result<()> {
     // Before the first thread, which would be ended by a signal that it does not block.
     let signals = Signals::block().context("signals")?;
-    let config = &config.clone().with_secrets_read()?;
-    inherited = inherited.with_credentials(Credentials::read(config)?);
+    let places = places(life);
+    // What is read and looked up may be somewhere that does not answer, as what is opened below.
+    let look_up = || -> Result<_> {
+        let config = config.clone().with_secrets_read()?;
+        let (credentials, confinement) = (Credentials::read(&config)?, life.sandbox.look_up(&config, &places)?);
+        Ok((config, credentials, confinement))
+    };
+    let (config, credentials, confinement) = signals.end_during(look_up, || ()).context("signals")??;
+    let config = &config;
+    inherited = inherited.with_credentials(credentials);
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
     // A daemon that goes into the background lets go of its terminal.
     let output = if launcher.is_none() { Output::open() } else { Output::default() };
-    let places = places(life);
-    let (identity, missing) = life.sandbox.begin(config, &places)?;
+    let (identity, missing) = Sandbox::begin(confinement)?;
     let _log = log()?;
     if !missing.is_nothing() {
         tracing::warn!("sandbox: {missing}");
     }
-    // What is opened may be somewhere that does not answer.
     let start = || Daemon::start(config, &mut inherited);
     let mut daemon = signals.end_during(start, || pidfile.iter().for_each(Pidfile::remove)).context("signals")??;
     let registry = daemon.registry();

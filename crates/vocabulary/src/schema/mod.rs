@@ -52,7 +52,7 @@ pub use export::{
 pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Shape, Unset, ValueType, Variants};
 pub use lun::{Lun, LunAddress};
-pub use nbd::{InetAddr, NBD_SERVER, NO_AUTHZ, NbdAddr, NbdServer};
+pub use nbd::{FOREIGN_NBD_ADDR, InetAddr, NBD_SERVER, NO_AUTHZ, NbdAddr, NbdServer};
 pub use nbd_client::{Nbd, NbdEndpoint, NbdPlace, ServerAddr, SocketPath, TcpAddr};
 pub use object::{Object, read_options};
 pub use problem::{ObjectError, Problem};

@@ -60,20 +60,19 @@ pub static NBD_SERVER: Shape = Shape {
 pub const NO_AUTHZ: &str =
     "who has a certificate of the CA's is let in (tls-creds with verify-peer=on); let the CA sign for those alone";
 
-static ADDR: Shape = Shape {
-    keys: &[],
-    variants: Some(NbdAddr::VARIANTS),
-    foreign: &[
-        Foreign { name: "abstract", harmless: Harmless::Off, because: "clients find a socket by its path" },
-        Foreign { name: "tight", harmless: Harmless::Any, because: "it concerns abstract addresses" },
-        Foreign { name: "numeric", harmless: Harmless::Any, because: "host and port are taken as they are" },
-        Foreign { name: "to", harmless: Harmless::No, because: "one port is listened on" },
-        Foreign { name: "ipv4", harmless: Harmless::Any, because: "host says it: 0.0.0.0, or ::" },
-        Foreign { name: "ipv6", harmless: Harmless::Any, because: "host says it: 0.0.0.0, or ::" },
-        Foreign { name: "keep-alive", harmless: Harmless::On, because: "it is always on" },
-        Foreign { name: "mptcp", harmless: Harmless::Off, because: "plain TCP is spoken" },
-    ],
-};
+static ADDR: Shape = Shape { keys: &[], variants: Some(NbdAddr::VARIANTS), foreign: FOREIGN_NBD_ADDR };
+
+/// What QEMU's addresses have beside.
+pub const FOREIGN_NBD_ADDR: &[Foreign] = &[
+    Foreign { name: "abstract", harmless: Harmless::Off, because: "clients find a socket by its path" },
+    Foreign { name: "tight", harmless: Harmless::Any, because: "it concerns abstract addresses" },
+    Foreign { name: "numeric", harmless: Harmless::Any, because: "host and port are taken as they are" },
+    Foreign { name: "to", harmless: Harmless::No, because: "one port is listened on" },
+    Foreign { name: "ipv4", harmless: Harmless::Any, because: "host says it: 0.0.0.0, or ::" },
+    Foreign { name: "ipv6", harmless: Harmless::Any, because: "host says it: 0.0.0.0, or ::" },
+    Foreign { name: "keep-alive", harmless: Harmless::On, because: "it is always on" },
+    Foreign { name: "mptcp", harmless: Harmless::Off, because: "plain TCP is spoken" },
+];
 
 impl NbdServer {
     /// Reads what the keys say.

@@ -256,3 +256,36 @@ fn the_examples_of_qemus_reference_work() {
     let nodes = answers[12]["return"].as_array().unwrap();
     assert_eq!((nodes.len(), &nodes[0]["image"]["virtual-size"]), (1, &json!(1_073_741_824)));
 }
+
+#[test]
+fn who_reads_by_qemus_schema_finds_what_it_needs() {
+    let place = tempfile::tempdir().unwrap();
+    let addr = |name: &str| json!({"type": "unix", "data": {"path": place.path().join(name), "abstract": false, "tight": true}});
+    let inet = json!({"type": "inet", "data": {"host": "127.0.0.1", "port": "0", "numeric": true, "ipv4": true, "ipv6": false,
+                      "keep-alive": true, "mptcp": false}});
+    let commands = [
+        json!({"execute": "qmp_capabilities"}),
+        json!({"execute": "blockdev-add", "arguments": {"driver": "null-co", "node-name": "d"}}),
+        json!({"execute": "query-blockstats", "arguments": {"query-nodes": true}}),
+        json!({"execute": "nbd-server-start", "arguments": {"addr": inet}}),
+        json!({"execute": "nbd-server-start", "arguments": {"addr": addr("nbd")}}),
+        json!({"execute": "qom-list", "arguments": {"path": "/objects"}}),
+    ];
+    let messages: Vec<String> = commands.iter().map(Value::to_string).collect();
+    let answers = answers(&messages.iter().map(String::as_str).collect::<Vec<_>>());
+    let stats = &answers[2]["return"][0]["stats"];
+    // Those of BlockDeviceStats that are not optional.
+    for op in ["rd", "wr", "zone_append", "flush", "unmap"] {
+        let mut members = vec![format!("{op}_operations"), format!("{op}_total_time_ns")];
+        members.extend(["failed", "invalid"].map(|how| format!("{how}_{op}_operations")));
+        if op != "flush" {
+            members.extend(["bytes", "merged"].map(|what| format!("{op}_{what}")));
+        }
+        assert!(members.iter().all(|member| stats[member].is_u64()), "{stats}");
+    }
+    assert!(stats["wr_highest_offset"].is_u64() && stats["timed_stats"].is_array(), "{stats}");
+    assert!(stats["account_invalid"].is_boolean() && stats["account_failed"].is_boolean(), "{stats}");
+    let refused = answers[3]["error"]["desc"].as_str().unwrap();
+    assert!(refused.contains("port"), "all else is known: {refused}");
+    assert!(answers[4].get("return").is_some(), "{}", answers[4]);
+}
