@@ -58,8 +58,7 @@ kill $reader $uevents
 has_units 1 || fail "there are other disks than LUN 0"
 
 begin "the daemon is killed"
-disturbed 3 "$keeper" fio --name=verify --filename="/dev/$keeper" --ioengine=libaio --direct=1 --iodepth=16 \
-  --numjobs=2 --size=8m --offset_increment=8m --rw=randwrite --bs=4k --verify=crc32c --verify_fatal=1
+disturbed 3 "$keeper" verifies "$keeper" 16 --iodepth=16 --bs=4k
 tell_hash keeper "$keeper"
 
 begin "the kernel's log"

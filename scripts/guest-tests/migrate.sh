@@ -18,9 +18,8 @@ done
 begin "the guest migrates"
 for disk in $disks; do
   until [ -e /tmp/enough ]; do
-    fio --name=verify --filename="/dev/$disk" --ioengine=libaio --direct=1 --iodepth=16 --numjobs=2 --size=4m \
-      --offset_increment=4m --rw=randwrite --bssplit=4k/60:20k/20:64k/20 --fsync=64 --verify=crc32c --verify_fatal=1 \
-      --group_reporting >"/tmp/log-$disk" 2>&1 || { touch "/tmp/failed-$disk"; break; }
+    verifies "$disk" 8 --iodepth=16 --bssplit=4k/60:20k/20:64k/20 --fsync=64 >"/tmp/log-$disk" 2>&1 ||
+      { touch "/tmp/failed-$disk"; break; }
   done &
 done
 word=

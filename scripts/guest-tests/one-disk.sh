@@ -11,9 +11,7 @@ echo "vda features $(cat /sys/block/vda/device/features)"
 echo "vda queues $(find /sys/block/vda/mq -mindepth 1 -maxdepth 1 | wc -l)"
 
 begin "the daemon is killed"
-disturbed 5 vda fio --name=verify --filename=/dev/vda --ioengine=libaio --direct=1 --iodepth=32 \
-  --numjobs=2 --size=8m --offset_increment=8m --rw=randwrite --bssplit=4k/60:20k/20:64k/20 --fsync=64 \
-  --verify=crc32c --verify_fatal=1 --group_reporting
+disturbed 5 vda verifies vda 16 --iodepth=32 --bssplit=4k/60:20k/20:64k/20 --fsync=64
 
 begin "a file system, on every processor"
 mkfs.ext4 -q -F /dev/vda

@@ -53,6 +53,15 @@ keeps_files() {
   umount /mnt
 }
 
+# verifies DISK MIB FIO-OPTION...: writes to the first MiB of the disk, and verifies that. It begins with zeroes: a run of fio
+# writes what the one before it has written, whose blocks would pass for those of a write that was lost.
+verifies() {
+  on=/dev/$1 mib=$2; shift 2
+  blkdiscard -z -l $((mib * MiB)) "$on" &&
+    fio --name=verify --filename="$on" --ioengine=libaio --direct=1 --numjobs=2 --size=$((mib / 2))m \
+      --offset_increment=$((mib / 2))m --rw=randwrite --verify=crc32c --verify_fatal=1 --group_reporting "$@"
+}
+
 completed() { awk '{ print $1 + $5 }' "/sys/block/$1/stat"; }
 # disturbed TIMES DISK COMMAND...: runs the command again and again until the disk's daemon has been killed so many
 # times, each time after some more of its requests.
@@ -67,5 +76,5 @@ disturbed() {
   done
   touch /tmp/enough
   wait $!
-  [ ! -e /tmp/failed ] || { cat /tmp/log; fail "$1 noticed that the daemon was killed"; }
+  [ ! -e /tmp/failed ] || { cat /tmp/log; fail "$disk noticed that the daemon was killed"; }
 }

@@ -216,9 +216,14 @@ impl Soak {
         let path = self.disk.path();
         match act {
             Act::Move => {
-                let iothread = one_of(&mut self.random, &["io0", "io1"]);
                 let queue = self.random.below(QUEUES.into());
-                self.qmp.run("egret-move-queue", json!({"id": "e0", "queue": queue, "iothread": iothread}));
+                // It is on one of the two, and that is no move.
+                let [first, then] = [["io0", "io1"], ["io1", "io0"]][self.random.below(2) as usize];
+                let moves = [first, then].map(|iothread| {
+                    let place = json!({"id": "e0", "queue": queue, "iothread": iothread});
+                    self.qmp.run("egret-move-queue", place)["pause-ns"] != 0
+                });
+                assert!(moves.contains(&true), "queue {queue} has moved");
             }
             Act::Reopen => {
                 let aio = one_of(&mut self.random, &["threads", "native", "io_uring"]);
@@ -235,7 +240,10 @@ impl Soak {
             Act::Delay => self.inject_soon(Effect::LateMs(20)),
             Act::Reorder => self.inject_soon(Effect::Reordered(4)),
             Act::Fill => {
-                let fault = Fault { iotype: Some(IoType::Write), ..self.fault(Effect::Errno(ErrnoName::Enospc)) };
+                // As soon as that, because fewer than half of a burst are writes of data.
+                let after = self.random.below(BURST / 8);
+                let fault =
+                    Fault { iotype: Some(IoType::Write), after, ..self.fault(Effect::Errno(ErrnoName::Enospc)) };
                 self.inject(fault);
             }
             Act::Hang => self.hang(),

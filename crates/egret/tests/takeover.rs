@@ -13,6 +13,15 @@ use support::server::{Options, Program, Server};
 use support::survivor::{BLOCK, BLOCKS, Client, DEPTH, SIZE, content};
 use support::wire::*;
 
+/// Nothing is in flight, and the last daemon has ended.
+fn assert_holds_what_was_written(image: &Path, client: &Client, case: &str) {
+    let packed = client.driver.queue().packed;
+    let holds = std::fs::read(image).expect("our own image");
+    for (block, bytes) in holds.chunks(BLOCK).enumerate() {
+        assert!(bytes == content(block, client.versions[block]), "{case}, {packed}: block {block} is as written");
+    }
+}
+
 #[test]
 fn a_daemon_killed_under_load_is_taken_over_by_the_next_and_no_request_notices() {
     let disks = ["aio=io_uring,cache.direct=on", "aio=native,cache.direct=on", "aio=threads"];
@@ -39,10 +48,7 @@ fn a_daemon_killed_under_load_is_taken_over_by_the_next_and_no_request_notices()
         client.drain();
         client.wire = None;
         assert_eq!(server.terminate().code(), Some(0));
-        let holds = std::fs::read(&image).expect("our own image");
-        for (block, bytes) in holds.chunks(BLOCK).enumerate() {
-            assert!(bytes == content(block, client.versions[block]), "{disk}, {packed}: block {block} is as written");
-        }
+        assert_holds_what_was_written(&image, &client, disk);
     }
 }
 
@@ -73,6 +79,7 @@ fn a_record_that_was_asked_for_with_fewer_descriptors_than_the_ring_has_loses_no
         client.drain();
         client.wire = None;
         assert_eq!(server.terminate().code(), Some(0));
+        assert_holds_what_was_written(&image, &client, "a short record");
     }
 }
 
@@ -196,9 +203,6 @@ fn requests_that_waited_because_others_had_failed_are_done_by_the_next_daemon_ho
         client.drain();
         client.wire = None;
         assert_eq!((server.terminate().code(), how), (Some(0), how));
-        let holds = std::fs::read(&image).expect("our own image");
-        for (block, bytes) in holds.chunks(BLOCK).enumerate() {
-            assert!(bytes == content(block, client.versions[block]), "{how}, {packed}: block {block} is as written");
-        }
+        assert_holds_what_was_written(&image, &client, how);
     }
 }

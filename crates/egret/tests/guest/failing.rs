@@ -147,6 +147,10 @@ fn a_database_has_every_transaction_that_it_has_committed_when_its_guest_s_power
             if line == "EGRET-POWER-LOST" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         assert!(ended.is_none() && has_booted, "loss {loss}: the guest has failed:\n{}", guest.console);
+        if loss < losses() {
+            let is_on = disk.tell(Order::Status).expect("it listens").is_on;
+            assert!(!is_on, "loss {loss}: a request has failed of a disk that has its power:\n{}", guest.console);
+        }
         drop(server);
         disk.tell(Order::PowerOn(Survivors::Random(random.below(u64::MAX)))).expect("an image");
         disk.tell(Order::Clear).expect("it listens");

@@ -493,8 +493,8 @@ const fn is_zeroes(version: u32) -> bool {
     version.is_multiple_of(4)
 }
 
-/// What a block holds when it has been written so often.
+/// What a block holds when it has been written so often: each word says where in it that is.
 pub fn content(block: usize, version: u32) -> Vec<u8> {
-    let word = if is_zeroes(version) { 0 } else { (block as u64) << 32 | u64::from(version) };
-    u64s(&vec![word; BLOCK / 8])
+    let word = |place| (block as u64) << 41 | place << 32 | u64::from(version);
+    if is_zeroes(version) { vec![0; BLOCK] } else { u64s(&(0..BLOCK as u64 / 8).map(word).collect::<Vec<_>>()) }
 }

@@ -163,13 +163,10 @@ impl Client {
         }
     }
 
-    /// Sends batches of writes, zeroes and flushes until the disk fails, or so many times. The disk records what it runs.
-    pub fn load(&mut self, attacker: &mut Attacker, disk: &FaultDisk, view: View, batches: usize) {
-        for _ in 0..batches {
-            if !self.batch(attacker, disk, view) {
-                return;
-            }
-        }
+    /// Sends batches of writes, zeroes and flushes until a request fails, or so many times, and says whether all went well.
+    /// The disk records what it runs.
+    pub fn load(&mut self, attacker: &mut Attacker, disk: &FaultDisk, view: View, batches: usize) -> bool {
+        (0..batches).all(|_| self.batch(attacker, disk, view))
     }
 
     /// Whether all went well.
@@ -300,8 +297,12 @@ fn pieces(version: u64, attacker: &Attacker, data: u64, bytes: &[u8]) -> Vec<(u6
         .collect()
 }
 
-/// A sector of a version: it says which block and which version it is of. Those of a block are alike, for WRITE SAME.
+/// A sector of a version: it says which block and which version it is of, but where it is zeroes. Those of a block are
+/// alike, for WRITE SAME.
 fn contents(sector: usize, version: u64) -> Vec<u8> {
+    if version == ZEROES {
+        return vec![0; SECTOR as usize];
+    }
     [(sector / SECTORS) as u64, version].map(u64::to_le_bytes).concat().repeat(SECTOR as usize / 16)
 }
 

@@ -156,12 +156,13 @@ impl Round {
             End::Killed => {
                 disk.tell(Order::Inject(self.fault(client))).expect("it listens");
                 client.load(&mut attacker, disk, view, usize::MAX);
+                assert!(!disk.tell(Order::Status).expect("it listens").is_on, "nothing fails but for want of power");
                 server.send(rustix::process::Signal::KILL);
                 let mut server = server;
                 server.await_end();
             }
             End::Asked => {
-                client.load(&mut attacker, disk, view, 3);
+                assert!(client.load(&mut attacker, disk, view, 3), "nothing fails");
                 drop(attacker);
                 assert!(server.terminate().success());
                 // A daemon that ends well leaves nothing that is not stable.

@@ -15,6 +15,9 @@ pub const BLOCK: usize = 64 << 10;
 /// How many requests those keep in flight.
 pub const DEPTH: usize = 16;
 
+/// What memory holds before a read: data of an earlier request must not pass for what was read.
+const SPOILT: u8 = 0xEE;
+
 /// How to connect.
 #[derive(Clone, Copy, Debug)]
 pub struct Client {
@@ -112,7 +115,9 @@ impl DiskQueue {
 
     /// Reads up to the buffer's length at byte `at`.
     pub fn read(&mut self, at: u64, len: usize) -> io::Result<Vec<u8>> {
-        let slot = self.slot(0, len).as_mut_ptr();
+        let slot = self.slot(0, len);
+        slot.fill(SPOILT);
+        let slot = slot.as_mut_ptr();
         self.queue.read(at, slot, len, 0, ReqFlags::empty());
         self.finish()?;
         Ok(self.slot(0, len).to_vec())
@@ -170,8 +175,7 @@ impl DiskQueue {
         self.stream(
             range,
             |queue, block, at, slot| {
-                // Data of an earlier request must not pass for what was read.
-                block.fill(0xEE);
+                block.fill(SPOILT);
                 queue.read(at, block.as_mut_ptr(), block.len(), slot, ReqFlags::empty());
             },
             |block, at| {

@@ -212,7 +212,8 @@ impl Client {
     }
 }
 
-/// What a block holds when it has been written so often.
+/// What a block holds when it has been written so often: each word says where in it that is.
 pub fn content(block: usize, version: u32) -> Vec<u8> {
-    if version == 0 { vec![0; BLOCK] } else { u64s(&vec![(block as u64) << 32 | u64::from(version); BLOCK / 8]) }
+    let word = |place| (block as u64) << 41 | place << 32 | u64::from(version);
+    if version == 0 { vec![0; BLOCK] } else { u64s(&(0..BLOCK as u64 / 8).map(word).collect::<Vec<_>>()) }
 }
