@@ -329,7 +329,7 @@ impl<'a> Session<'a> {
             INFLIGHT => Leave::NotBegun,
             _ => leave,
         };
-        let has_run = self.vrings[index as usize].is_running();
+        let has_run = self.vrings[index as usize].has_run_since_start();
         self.stop_queues(index as usize..index as usize + 1, leave);
         // Whether the guest is paused, reset, saved or moved is not told; a front-end that asked for more knows of the record.
         if has_run && leave == Leave::Nothing && self.record(index as usize).is_some_and(|record| record.is_busy()) {
