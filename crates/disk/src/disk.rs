@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use egret_event_loop::{EventNotifier, Nanos};
+use egret_event_loop::{EventNotifier, Nanos, clock};
 use rustix::io::Errno;
 
 use crate::blkdebug::Blkdebug;
@@ -223,6 +223,12 @@ impl Disk {
     /// What limits it, together with other disks perhaps.
     pub fn throttle_group(&self) -> Option<Arc<ThrottleGroup>> {
         self.throttle.group()
+    }
+
+    /// Whether a drain has let requests go that its limits have no room for yet. Who may have one drained as often as they
+    /// like, as clients may, are to begin nothing new before that is over.
+    pub fn owes_its_limits(&self) -> bool {
+        self.throttle.owes(clock::now())
     }
 
     /// Limits what guests do with it from here on, or no longer does. Requests that wait under other limits go as soon

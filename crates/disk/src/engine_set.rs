@@ -302,8 +302,8 @@ impl EngineSet {
         self.throttle_timer = Some(Nanos::ZERO);
     }
 
-    /// Throttled requests of a slot start at the next submit, and what is pushed from here on is not throttled: the slot
-    /// is being drained, and limits must not hold that up.
+    /// Throttled requests of a slot start at the next submit, and so does what is pushed from here on: the slot is being
+    /// drained, and limits must not hold that up. What they have no room for the disk [owes](Disk::owes_its_limits).
     pub fn disable_limits(&mut self, slot: DiskSlot) {
         let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return };
         if attached.throttled.disable_limits() {

@@ -9,9 +9,11 @@ use std::mem::MaybeUninit;
 use blkio::ReqFlags;
 use serde_json::{Value, json};
 use support::disk::Disk;
+use support::guest::Guest;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
+use support::wire::{GET_VRING_BASE, SET_VRING_ENABLE, u32s};
 use support::{PATIENCE, await_that};
 
 const BLOCK: usize = 4096;
@@ -149,6 +151,79 @@ fn requests_that_wait_for_a_limit_hold_up_no_deletion_and_no_end() {
     end_reads(&mut disks[0], 14);
     assert!(server.terminate().success());
     end_reads(&mut disks[1], 14);
+}
+
+#[test]
+fn a_client_that_stops_its_ring_again_and_again_has_no_more_than_the_limits() {
+    const READS: u16 = 5;
+    let scratch = Scratch::new();
+    let (_server, mut qmp) = two_disks(&scratch);
+    qmp.run("block_set_io_throttle", limits("d0", blocks_at_once(2)));
+    let boot = || {
+        let guest = Guest::boot(&scratch.path("e0"));
+        (0..READS).for_each(|read| guest.describe_read_at(3 * read, BLOCK as u32));
+        guest
+    };
+    let offer = |guest: &mut Guest| (0..READS).for_each(|read| guest.offer(3 * read));
+    let mut guest = boot();
+    offer(&mut guest);
+    await_that("one over the brim", || guest.used() == 3);
+    // A drain does not wait for limits, once.
+    guest.stop();
+    assert_eq!(guest.used(), READS);
+    offer(&mut guest);
+    for _ in 0..20 {
+        assert!(guest.try_kick_anew(), "it is to go on when its time has come");
+        for enabled in [0, 1] {
+            assert_eq!(guest.wire.order(SET_VRING_ENABLE, &u32s(&[0, enabled]), &[]).unwrap(), 0);
+        }
+        assert!(guest.try_kick_anew());
+        guest.wire.ask(GET_VRING_BASE, &u32s(&[0, 0])).unwrap();
+    }
+    assert_eq!(guest.used(), READS);
+    drop(guest);
+    // It finds what it owes when it comes again, and nobody takes its export for idle.
+    let mut again = boot();
+    offer(&mut again);
+    assert_eq!(qmp.fail("block-export-del", json!({"id": "e0"})), "export 'e0' still in use");
+    again.wire.ask(GET_VRING_BASE, &u32s(&[0, 0])).unwrap();
+    assert_eq!(again.used(), 0);
+    assert!(again.try_kick_anew());
+    qmp.run("block_set_io_throttle", limits("d0", json!({})));
+    await_that("all of them", || again.used() == READS);
+}
+
+#[test]
+fn a_ring_goes_on_by_itself_when_what_its_drain_let_go_has_been_made_up_for() {
+    let scratch = Scratch::new();
+    let (_server, mut qmp) = two_disks(&scratch);
+    let mut guest = Guest::boot(&scratch.path("e0"));
+    // Two at once, and then ten a second.
+    qmp.run("block_set_io_throttle", limits("d0", json!({"bps": 10 * BLOCK})));
+    for ended in [5, 10, 15] {
+        (0..5).for_each(|read| guest.describe_read_at(3 * read, BLOCK as u32));
+        (0..5).for_each(|read| guest.offer(3 * read));
+        assert!(guest.try_kick_anew());
+        await_that("all of them", || guest.used() == ended);
+    }
+}
+
+#[test]
+fn a_ring_that_waits_to_start_holds_up_no_deletion_and_no_end() {
+    let scratch = Scratch::new();
+    let (server, mut qmp) = two_disks(&scratch);
+    let mut guests = ["e0", "e1"].map(|export| Guest::boot(&scratch.path(export)));
+    for (node, guest) in ["d0", "d1"].into_iter().zip(&mut guests) {
+        qmp.run("block_set_io_throttle", limits(node, blocks_at_once(1)));
+        (0..4).for_each(|read| guest.describe_read_at(3 * read, BLOCK as u32));
+        (0..4).for_each(|read| guest.offer(3 * read));
+        await_that("one over the brim", || guest.used() == 2);
+        assert!(guest.try_kick_anew());
+        assert_eq!(guest.used(), 4);
+    }
+    qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
+    assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": "e0"}));
+    assert!(server.terminate().success());
 }
 
 #[test]

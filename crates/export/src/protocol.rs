@@ -247,6 +247,11 @@ impl<'a> Connection<'a> {
         Ok(matches!(wait(self.stop, self.stop, Some(time))?, Waited::TimeOver))
     }
 
+    /// Waits for so long at most; false if nothing has come by then, and it is not time to stop.
+    pub(crate) fn await_input(&self, time: Duration) -> io::Result<bool> {
+        Ok(!matches!(wait(self.stream.as_fd(), self.stop, Some(time))?, Waited::TimeOver))
+    }
+
     /// The peer's socket.
     pub(crate) const fn stream(&self) -> &FromPeer {
         &self.stream

@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     pub(crate) stopped: Condvar,
     /// What each queue counts, whether it runs or not.
     counters: Vec<Arc<QueueCounters>>,
-    /// A client has left, and what it asked for has not ended yet.
+    /// A client has left, and what it asked for has not ended yet; or its rings are to run, and wait for what is owed to limits.
     draining: AtomicBool,
     /// The client has not read the configuration space since a disk had another length, or never: it may have a copy from an
     /// earlier connection.
@@ -272,6 +272,11 @@ impl Shared {
                 Err(_) => return None,
             }
         }
+    }
+
+    /// Whether a drain has let go what the limits of one of the disks have no room for yet.
+    pub(crate) fn owes_limits(&self) -> bool {
+        lock(&self.queues).disks_by_key().any(|(_, disk)| disk.owes_its_limits())
     }
 
     /// Waits until every queue that runs has been dispatched since it was started.

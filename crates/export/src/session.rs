@@ -92,6 +92,8 @@ pub(crate) struct Session<'a> {
     /// Where the client has what is written to its memory noted, while it has LOG_ALL, and what is signalled then.
     log: Option<Arc<DirtyLog>>,
     log_fd: Option<Arc<PeerFd>>,
+    /// Rings are to run as soon as nothing is owed to the disks' limits.
+    awaits_limits: bool,
     transfer: Transfer,
     features: u64,
     protocol_features: u64,
@@ -119,6 +121,7 @@ impl<'a> Session<'a> {
             inflight: None,
             log: None,
             log_fd: None,
+            awaits_limits: false,
             transfer: Transfer::None,
             features: 0,
             protocol_features: 0,
@@ -139,7 +142,9 @@ impl<'a> Session<'a> {
     }
 
     fn converse(&mut self) -> Result<(), ProtocolError> {
-        while let Some((request, message)) = self.connection.receive()? {
+        loop {
+            self.await_limits()?;
+            let Some((request, message)) = self.connection.receive()? else { break };
             let pause = self.budget.pace.take(request.cost(), Instant::now());
             // Without a pause, too: a client that has always sent the next message is not waited for anywhere else.
             if !self.connection.pause(pause)? {
@@ -156,6 +161,24 @@ impl<'a> Session<'a> {
                     }
                     return Err(e);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the rings that are to run as soon as nothing is owed to their disks' limits; whoever sends a message meanwhile
+    /// does not wait for that.
+    fn await_limits(&mut self) -> Result<(), ProtocolError> {
+        while mem::take(&mut self.awaits_limits) {
+            if self.shared.owes_limits() {
+                // Unless they have been stopped meanwhile.
+                self.awaits_limits = self.vrings.iter().any(|vring| vring.due() == Due::Start);
+            } else {
+                self.update_vrings()?;
+            }
+            self.shared.set_draining(self.awaits_limits);
+            if self.awaits_limits && self.connection.await_input(LOOK_AGAIN)? {
+                break;
             }
         }
         Ok(())
@@ -306,7 +329,7 @@ impl<'a> Session<'a> {
             INFLIGHT => Leave::NotBegun,
             _ => leave,
         };
-        let has_run = self.vrings[index as usize].is_running();
+        let has_run = self.vrings[index as usize].has_run_since_start();
         self.stop_queues(index as usize..index as usize + 1, leave);
         // Whether the guest is paused, reset, saved or moved is not told; a front-end that asked for more knows of the record.
         if has_run && leave == Leave::Nothing && self.record(index as usize).is_some_and(|record| record.is_busy()) {
@@ -395,6 +418,13 @@ impl<'a> Session<'a> {
     /// Starts or stops a queue if that is due now, and with a request queue the others that waited for it.
     fn update_vring(&mut self, index: usize) -> Result<(), ProtocolError> {
         match self.vrings[index].due() {
+            // A client may stop and start its rings as often as it likes, and each drain lets everything go that waits for
+            // limits. With functions, too, which would not find commands that are in no ring that runs.
+            Due::Start if self.shared.owes_limits() => {
+                self.awaits_limits = true;
+                self.shared.set_draining(true);
+                return Ok(());
+            }
             Due::Start if !self.must_wait(index) => self.start(index)?,
             Due::Stop => self.stop_queue(index),
             Due::Start | Due::Nothing => return Ok(()),

@@ -52,6 +52,8 @@ pub(crate) struct Vring {
     fds: VringFds,
     /// It has run, and its base is where it stopped.
     has_run: bool,
+    /// It runs, or has since it was started.
+    has_run_since_start: bool,
 }
 
 impl Vring {
@@ -78,6 +80,11 @@ impl Vring {
 
     pub(crate) fn has_run(&self) -> bool {
         self.has_run
+    }
+
+    /// Whether it has run since SET_VRING_KICK. QEMU disables a ring before it asks for the base.
+    pub(crate) fn has_run_since_start(&self) -> bool {
+        self.has_run_since_start
     }
 
     /// The descriptors; `None` while it runs, when its worker has them.
@@ -123,6 +130,7 @@ impl Vring {
         let this = self.at_rest()?;
         this.fds = VringFds::default();
         this.state = State::Stopped;
+        this.has_run_since_start = false;
         Ok(())
     }
 
@@ -143,6 +151,7 @@ impl Vring {
     /// It runs from here on, by a worker that gets its descriptors.
     pub(crate) fn run(&mut self) -> VringFds {
         self.state = State::Running;
+        self.has_run_since_start = true;
         std::mem::take(&mut self.fds)
     }
 
@@ -232,6 +241,22 @@ mod tests {
         assert_eq!((vring.size(), vring.addresses(), vring.base()), (8, Some(ADDRESSES), Some(7)));
         vring.start(None).unwrap();
         assert_eq!(vring.due(), Due::Start);
+    }
+
+    #[test]
+    fn a_vring_has_run_until_it_is_stopped_whether_it_was_disabled_before_or_not() {
+        for disables in [false, true] {
+            let mut vring = described();
+            assert!(!vring.has_run_since_start());
+            vring.run();
+            vring.set_enabled(!disables);
+            vring.pause();
+            vring.come_to_rest(7, VringFds::default());
+            assert!(vring.has_run_since_start());
+            vring.stop().unwrap();
+            vring.start(None).unwrap();
+            assert!(!vring.has_run_since_start() && vring.has_run());
+        }
     }
 
     #[test]

@@ -169,10 +169,45 @@ fn what_a_drain_lets_go_counts_all_the_same() {
     rig.engines.disable_limits(rig.slot);
     rig.settle();
     rig.engines.enable_limits(rig.slot);
+    assert!(rig.disk.owes_its_limits());
     assert_eq!(read(&mut rig, 1), 0);
     // All but one of the twenty are over the brim, at a byte a second.
-    let again = rig.engines.deadline().unwrap() - clock::now();
-    assert!(again > Nanos(18 * BLOCK * 1_000_000_000), "{again}");
+    let (now, second) = (clock::now(), 1_000_000_000);
+    for (blocks, done) in [(18, 20), (20, 21)] {
+        rig.engines.submit(now + Nanos(blocks * BLOCK * second));
+        rig.reap();
+        assert_eq!(rig.done.len(), done);
+    }
+    assert!(!rig.disk.owes_its_limits());
+}
+
+#[test]
+fn what_comes_to_a_disk_that_drains_counts_as_what_has_waited_does() {
+    let mut rig = rig();
+    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
+    rig.engines.disable_limits(rig.slot);
+    assert_eq!(read(&mut rig, 1), 1);
+    assert!(!rig.disk.owes_its_limits(), "there was room for it");
+    assert_eq!(read(&mut rig, 20), 20);
+    assert!(rig.disk.owes_its_limits());
+    rig.disk.set_throttle_group(None);
+    assert!(!rig.disk.owes_its_limits());
+}
+
+#[test]
+fn a_disk_of_a_group_does_not_wait_for_what_a_drain_of_another_lets_go() {
+    let (mut drained, mut beside) = (rig(), rig());
+    let group = ThrottleGroup::new("g", blocks_at_once(1));
+    [&drained, &beside].into_iter().for_each(|rig| rig.disk.set_throttle_group(Some(&group)));
+    assert_eq!(read(&mut drained, 1000), 2);
+    drained.engines.disable_limits(drained.slot);
+    drained.settle();
+    assert!(!beside.disk.owes_its_limits());
+    // It waits for the one block that is over the brim, and for one of the other's.
+    assert_eq!(read(&mut beside, 1), 0);
+    beside.engines.submit(clock::now() + Nanos(3 * BLOCK * 1_000_000_000));
+    beside.reap();
+    assert_eq!(beside.done.len(), 1);
 }
 
 #[test]

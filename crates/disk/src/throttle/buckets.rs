@@ -136,6 +136,11 @@ impl Buckets {
         }
     }
 
+    /// Until when they have leaked.
+    pub(super) const fn leaked(&self) -> Nanos {
+        self.leaked
+    }
+
     /// How long after the last [`leak`](Self::leak) another request may begin.
     pub(super) fn wait(&mut self, direction: Direction) -> Nanos {
         let both = [&mut self.bytes, &mut self.requests].into_iter();

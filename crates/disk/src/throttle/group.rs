@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use egret_event_loop::Nanos;
+
 use super::limits::Limits;
 use super::schedule::{DiskId, Schedule};
 
@@ -76,6 +78,11 @@ impl Throttle {
 
     pub(crate) fn group(&self) -> Option<Arc<ThrottleGroup>> {
         self.lock().1.as_ref().map(|member| Arc::clone(&member.group))
+    }
+
+    /// Whether the disk has begun what the limits have no room for yet.
+    pub(crate) fn owes(&self, now: Nanos) -> bool {
+        self.version() != 0 && self.member().is_some_and(|(member, _)| member.group.lock().owes(member.disk, now))
     }
 
     /// Limits the disk from here on; a group that it is in already keeps it as it is.

@@ -15,6 +15,9 @@
 //! wake one another: each loop with throttled requests sets a timer of its own for the moment when the buckets have room
 //! again. The first loop to look grants turns to all, and the others find theirs. No request can be released before its
 //! loop looks, because a grant to another only fills the buckets. After a change of limits the loops have to look again.
+//!
+//! A drain waits for no limit, as with QEMU (`throttle_group_restart_tgm`). What it lets go its disk owes: it has its turns later,
+//! in which nothing begins. Who drains a disk for a client begins nothing new for that one before.
 
 mod buckets;
 mod group;

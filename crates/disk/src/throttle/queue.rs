@@ -7,7 +7,7 @@ use egret_event_loop::Nanos;
 
 use super::buckets::Direction;
 use super::group::{Throttle, ThrottleGroupMember};
-use super::schedule::{ByDirection, QueueId, Schedule};
+use super::schedule::{ByDirection, QueueId};
 use crate::request::Request;
 
 /// Requests that wait for their turn, the oldest first.
@@ -51,7 +51,14 @@ impl ThrottledQueue {
     pub(crate) fn release(&mut self, now: Nanos, released: &mut VecDeque<Request>) -> Option<Nanos> {
         let Self { member, id, waiting, asked, .. } = self;
         let mut schedule = member.group.lock();
-        ask(&mut schedule, member, *id, waiting, asked);
+        schedule.pay(now);
+        for direction in Direction::BOTH {
+            let (waiting, asked) = (&waiting[direction as usize], &mut asked[direction as usize]);
+            for request in waiting.range(*asked..) {
+                schedule.ask(member.disk, *id, direction, request.len);
+            }
+            *asked = waiting.len();
+        }
         schedule.grant(now);
         let granted = schedule.take(*id);
         let mut again = None;
@@ -73,28 +80,10 @@ impl ThrottledQueue {
         self.member.group.lock().forget(self.member.disk, self.id);
     }
 
-    /// Gives all that wait to `released`, whatever the limits say; they count all the same.
+    /// Gives all that wait to `released`, whatever the limits say. The disk owes those that have asked by the last
+    /// [`release`](Self::release).
     pub(crate) fn release_all(mut self, released: &mut VecDeque<Request>) {
-        let Self { member, id, waiting, asked, .. } = &mut self;
-        ask(&mut member.group.lock(), member, *id, waiting, asked);
-        waiting.iter_mut().for_each(|waiting| released.extend(waiting.drain(..)));
-    }
-}
-
-/// Gets tickets for those that have none.
-fn ask(
-    schedule: &mut Schedule,
-    member: &ThrottleGroupMember,
-    id: QueueId,
-    waiting: &ByDirection<VecDeque<Request>>,
-    asked: &mut ByDirection<usize>,
-) {
-    for direction in Direction::BOTH {
-        let (waiting, asked) = (&waiting[direction as usize], &mut asked[direction as usize]);
-        for request in waiting.range(*asked..) {
-            schedule.ask(member.disk, id, direction, request.len);
-        }
-        *asked = waiting.len();
+        self.waiting.iter_mut().for_each(|waiting| released.extend(waiting.drain(..)));
     }
 }
 

@@ -4,6 +4,10 @@
 //! thread's queue) it waits. As soon as the buckets have room tickets are granted, one disk after the other, so that of
 //! two disks with something to do neither gets more for having more of it waiting; and one direction after the other,
 //! as far as both are limited. Among the tickets of one disk the oldest is the first.
+//!
+//! What begins without its turn, because a drain does not wait for limits, is owed by its disk: the tickets stay, and have
+//! their turns like those of requests that wait. So nobody but that disk waits for them, and what it does comes to no more
+//! in the long run.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -25,16 +29,26 @@ pub(super) struct QueueId(u64);
 pub(super) type ByDirection<T> = [T; 2];
 
 struct Ticket {
+    /// One that is closed has begun what this is for.
     queue: QueueId,
     bytes: u64,
+}
+
+/// What a disk waits for and what it owes.
+#[derive(Default)]
+struct Tickets {
+    /// The oldest first.
+    of: ByDirection<VecDeque<Ticket>>,
+    /// How many of them are for requests that have begun.
+    owed: usize,
 }
 
 /// The order in which the requests of a group begin. Time is passed in and nothing waits here.
 pub(super) struct Schedule {
     limits: Limits,
     buckets: Buckets,
-    disks: BTreeMap<DiskId, ByDirection<VecDeque<Ticket>>>,
-    /// What was granted and not yet taken.
+    disks: BTreeMap<DiskId, Tickets>,
+    /// What was granted and not yet taken, of each queue that is open.
     granted: BTreeMap<QueueId, ByDirection<usize>>,
     /// The disk and the direction that had the last turn.
     last: ByDirection<DiskId>,
@@ -59,15 +73,19 @@ impl Schedule {
         &self.limits
     }
 
-    /// Sets limits and empties the buckets; tickets stay.
+    /// Sets limits and empties the buckets, and nothing is owed; the tickets of what waits stay.
     pub(super) fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
         self.buckets = Buckets::new(&limits);
+        for disk in self.disks.values_mut() {
+            disk.of.iter_mut().for_each(|tickets| tickets.retain(|ticket| self.granted.contains_key(&ticket.queue)));
+            disk.owed = 0;
+        }
     }
 
     pub(super) fn join(&mut self) -> DiskId {
         let id = DiskId(self.new_id());
-        self.disks.insert(id, ByDirection::default());
+        self.disks.insert(id, Tickets::default());
         id
     }
 
@@ -89,31 +107,48 @@ impl Schedule {
 
     /// A queue's requests that have not been granted are not going to begin here: it has no tickets any more.
     pub(super) fn forget(&mut self, disk: DiskId, queue: QueueId) {
-        let tickets = self.disks.get_mut(&disk).into_iter().flatten();
+        let tickets = self.disks.get_mut(&disk).into_iter().flat_map(|disk| &mut disk.of);
         tickets.for_each(|tickets| tickets.retain(|ticket| ticket.queue != queue));
     }
 
-    /// A queue's requests begin without having been granted: they count nevertheless, and it has no tickets any more.
+    /// A queue's requests begin without having been granted: its disk owes their tickets.
     pub(super) fn close(&mut self, disk: DiskId, queue: QueueId) {
-        let Self { disks, buckets, .. } = self;
-        for direction in Direction::BOTH {
-            let Some(tickets) = disks.get_mut(&disk).map(|disk| &mut disk[direction as usize]) else { continue };
-            tickets.retain(|ticket| {
-                let stays = ticket.queue != queue;
-                if !stays {
-                    buckets.account(direction, ticket.bytes);
-                }
-                stays
-            });
-        }
         self.granted.remove(&queue);
+        if let Some(disk) = self.disks.get_mut(&disk) {
+            disk.owed += disk.of.iter().flatten().filter(|ticket| ticket.queue == queue).count();
+        }
+    }
+
+    /// Whether requests of a disk have begun whose turn is yet to come.
+    pub(super) fn owes(&mut self, disk: DiskId, now: Nanos) -> bool {
+        self.pay(now);
+        self.disks.get(&disk).is_some_and(|disk| disk.owed > 0)
     }
 
     /// A request waits from here on.
     pub(super) fn ask(&mut self, disk: DiskId, queue: QueueId, direction: Direction, bytes: u64) {
         if let Some(disk) = self.disks.get_mut(&disk) {
-            disk[direction as usize].push_back(Ticket { queue, bytes });
+            disk.of[direction as usize].push_back(Ticket { queue, bytes });
         }
+    }
+
+    /// Grants what there was room for until `now`, as if somebody had looked each time, if anything is owed: nobody waits
+    /// for that, and it is to take no more time than what somebody waits for. To be called before more asks, which would
+    /// have turns otherwise from before it came.
+    pub(super) fn pay(&mut self, now: Nanos) {
+        while self.disks.values().any(|disk| disk.owed > 0)
+            && let Some(at) = self.next_turn()
+            && at <= now
+        {
+            self.grant(at);
+        }
+    }
+
+    /// When there is room for one of the tickets.
+    fn next_turn(&mut self) -> Option<Nanos> {
+        let wait = |direction| self.next_disk(direction).map(|_| self.buckets.wait(direction));
+        let wait = Direction::BOTH.into_iter().filter_map(wait).min()?;
+        Some(self.buckets.leaked() + wait)
     }
 
     /// Grants what there is room for.
@@ -126,13 +161,14 @@ impl Schedule {
                 (self.buckets.wait(direction) == Nanos::ZERO).then_some((direction, disk))
             });
             let Some((direction, disk)) = next else { return };
-            let ticket = self.disks.get_mut(&disk).and_then(|disk| disk[direction as usize].pop_front());
-            let Some(Ticket { queue, bytes }) = ticket else { return };
-            self.buckets.account(direction, bytes);
             self.last[direction as usize] = disk;
             self.last_direction = direction;
-            if let Some(granted) = self.granted.get_mut(&queue) {
-                granted[direction as usize] += 1;
+            let Some(Tickets { of, owed }) = self.disks.get_mut(&disk) else { return };
+            let Some(Ticket { queue, bytes }) = of[direction as usize].pop_front() else { return };
+            self.buckets.account(direction, bytes);
+            match self.granted.get_mut(&queue) {
+                Some(granted) => granted[direction as usize] += 1,
+                None => *owed -= 1,
             }
         }
     }
@@ -152,7 +188,7 @@ impl Schedule {
     fn next_disk(&self, direction: Direction) -> Option<DiskId> {
         let last = self.last[direction as usize];
         let after = self.disks.range((Bound::Excluded(last), Bound::Unbounded));
-        let waits = |(_, tickets): &(_, &ByDirection<VecDeque<_>>)| !tickets[direction as usize].is_empty();
+        let waits = |(_, disk): &(_, &Tickets)| !disk.of[direction as usize].is_empty();
         after.chain(self.disks.range(..=last)).find(waits).map(|(disk, _)| *disk)
     }
 

@@ -23,9 +23,8 @@ pub(crate) struct ThrottledSlot {
 impl ThrottledSlot {
     /// Takes a request in, which waits if it has a direction to be limited in.
     pub(crate) fn enqueue(&mut self, throttle: &Throttle, direction: Option<Direction>, request: Request) {
-        let Self { queue, released, limits_disabled } = self;
-        let limited = direction.filter(|_| !*limits_disabled);
-        match limited.and_then(|direction| Some((direction, ThrottledQueue::current(queue, throttle, released)?))) {
+        let Self { queue, released, .. } = self;
+        match direction.and_then(|direction| Some((direction, ThrottledQueue::current(queue, throttle, released)?))) {
             Some((direction, queue)) => queue.push(direction, request),
             None => released.push_back(request),
         }
@@ -34,10 +33,18 @@ impl ThrottledSlot {
     /// Releases requests that have their turn. Returns when to ask again; `None` if nothing waits.
     pub(crate) fn release(&mut self, throttle: &Throttle, now: Nanos) -> Option<Nanos> {
         let Self { queue, released, limits_disabled } = self;
-        if *limits_disabled || queue.is_none() {
+        if queue.is_none() {
             return None;
         }
-        ThrottledQueue::current(queue, throttle, released)?.release(now, released)
+        let again = ThrottledQueue::current(queue, throttle, released)?.release(now, released);
+        // The rest has no turn yet, but has asked: so it is owed.
+        match queue.take_if(|_| *limits_disabled) {
+            Some(queue) => {
+                queue.release_all(released);
+                None
+            }
+            None => again,
+        }
     }
 
     /// The oldest request that was released.
@@ -49,12 +56,10 @@ impl ThrottledSlot {
         !self.released.is_empty()
     }
 
-    /// Releases all that wait, and what comes from here on; says whether something waited.
+    /// The next [`release`](Self::release) releases all that wait, and so on; says whether something may wait.
     pub(crate) fn disable_limits(&mut self) -> bool {
         self.limits_disabled = true;
-        let Some(queue) = self.queue.take() else { return false };
-        queue.release_all(&mut self.released);
-        true
+        self.queue.is_some()
     }
 
     /// Gives back all that has not begun.

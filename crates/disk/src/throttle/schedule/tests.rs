@@ -130,6 +130,54 @@ fn a_disk_that_is_alone_in_its_group_has_all_of_it() {
 }
 
 #[test]
+fn a_disk_that_drains_again_and_again_has_no_more_than_its_limits_beyond_what_the_first_drain_let_go() {
+    let mut schedule = Schedule::new(limits(average(500)));
+    let disk = schedule.join();
+    let (mut begun, mut now) = (0, Nanos::ZERO);
+    while now < Nanos(20 * 1_000_000_000) {
+        if !schedule.owes(disk, now) {
+            let drained = load(&mut schedule, disk, Direction::Read, 1024);
+            schedule.grant(now);
+            schedule.take(drained.queue);
+            schedule.close(disk, drained.queue);
+            begun += 1024;
+        }
+        now += Nanos::from_millis(1);
+    }
+    assert!((20 * 500..=20 * 500 + 50 + 1024 + 2).contains(&begun), "{begun}");
+}
+
+#[test]
+fn nobody_but_the_disk_itself_waits_for_what_its_drain_let_go() {
+    let mut schedule = Schedule::new(limits(average(1000)));
+    let (drained, beside) = (schedule.join(), schedule.join());
+    let closed = load(&mut schedule, drained, Direction::Read, 10_000);
+    schedule.close(drained, closed.queue);
+    let mut loads = [load(&mut schedule, beside, Direction::Read, 4)];
+    run(&mut schedule, &mut loads, 10);
+    // Half of it, as beside a disk that does something.
+    assert!(loads[0].begun.abs_diff(5000) <= 10, "{:?}", begun(&loads));
+    assert!(schedule.owes(drained, Nanos(10 * 1_000_000_000)));
+    // And then all that is left, of which nobody has had a part.
+    assert!(schedule.owes(drained, Nanos(14_800_000_000)) && !schedule.owes(drained, Nanos(15_000_000_000)));
+}
+
+#[test]
+fn what_is_owed_is_paid_while_nobody_looks_and_who_comes_then_has_no_turns_from_before() {
+    let mut schedule = Schedule::new(limits(average(100)));
+    let (drained, beside) = (schedule.join(), schedule.join());
+    let closed = load(&mut schedule, drained, Direction::Write, 511);
+    schedule.close(drained, closed.queue);
+    // Eleven at once and then a hundred a second; two of these seconds were too much.
+    let now = Nanos(7 * 1_000_000_000);
+    schedule.pay(now);
+    let late = load(&mut schedule, beside, Direction::Write, 100);
+    schedule.grant(now);
+    assert_eq!(schedule.take(late.queue), [0, 11]);
+    assert!(!schedule.owes(drained, now));
+}
+
+#[test]
 fn a_lane_that_is_closed_has_used_up_what_it_took_along() {
     let mut schedule = Schedule::new(limits(average(100)));
     let disk = schedule.join();
@@ -138,10 +186,13 @@ fn a_lane_that_is_closed_has_used_up_what_it_took_along() {
     let waits = load(&mut schedule, disk, Direction::Read, 1);
     schedule.grant(Nanos::ZERO);
     assert_eq!(schedule.take(waits.queue), [0, 0]);
-    let next = schedule.next(Direction::Read, Nanos::ZERO);
-    assert_eq!(next, Nanos(1_010_000_000));
-    schedule.grant(next);
-    assert_eq!(schedule.take(waits.queue), [1, 0]);
+    // Eleven of them at once.
+    for (turn, expected) in [(99, 0), (102, 1)] {
+        let now = Nanos::from_millis(turn * 10);
+        schedule.pay(now);
+        schedule.grant(now);
+        assert_eq!(schedule.take(waits.queue), [expected, 0], "{turn}");
+    }
 }
 
 #[test]
@@ -170,7 +221,12 @@ fn new_limits_begin_with_nothing_used_up() {
     let load = load(&mut schedule, disk, Direction::Read, 50);
     schedule.grant(Nanos::ZERO);
     assert_eq!(schedule.take(load.queue), [1, 0]);
+    let closed = schedule.open();
+    schedule.ask(disk, closed, Direction::Read, 4096);
+    schedule.close(disk, closed);
+    assert!(schedule.owes(disk, Nanos::ZERO));
     schedule.set_limits(limits(average(200)));
+    assert!(!schedule.owes(disk, Nanos::ZERO), "nor is anything owed");
     schedule.grant(Nanos::ZERO);
     assert_eq!(schedule.take(load.queue), [21, 0]);
     schedule.set_limits(Limits::default());
