@@ -110,13 +110,8 @@ impl State {
     }
 
     fn has_file(&self) -> bool {
-        self.threads < MOST_THREADS && !self.files.is_empty() && self.is_short_for().is_none()
-    }
-
-    /// For how long no thread is tried for a file.
-    fn is_short_for(&self) -> Option<Duration> {
-        let left = self.is_short_until?.saturating_duration_since(Instant::now());
-        (left > Duration::ZERO).then_some(left)
+        let is_short = self.is_short_until.is_some_and(|until| Instant::now() < until);
+        self.threads < MOST_THREADS && !self.files.is_empty() && !is_short
     }
 
     fn has_work(&self) -> bool {
@@ -282,6 +277,7 @@ impl Closer {
                     };
                     let thread = thread::Builder::new().name("peer-close".to_owned()).stack_size(STACK);
                     if thread.spawn(close).is_ok() {
+                        self.lock().is_short_until = None;
                         drop(give.send(file));
                     } else {
                         let mut state = self.lock();
@@ -351,11 +347,10 @@ impl Closer {
                 self.has_room.notify_all();
                 return Some(Work::Descriptor(left));
             }
-            state = match state.is_short_for() {
-                Some(left) if !state.files.is_empty() => {
-                    self.has_work.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-                _ => self.has_work.wait(state).unwrap_or_else(PoisonError::into_inner),
+            state = if state.is_short_until.is_some() && !state.files.is_empty() {
+                self.has_work.wait_timeout(state, AGAIN).unwrap_or_else(PoisonError::into_inner).0
+            } else {
+                self.has_work.wait(state).unwrap_or_else(PoisonError::into_inner)
             };
         }
         None

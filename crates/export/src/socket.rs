@@ -266,10 +266,10 @@ fn lock_directory(path: &Path) -> Option<OwnedFd> {
     let directory = rustix::fs::open(directory, flags, rustix::fs::Mode::empty()).ok()?;
     let end = Instant::now() + PATIENCE;
     while flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() {
-        std::thread::sleep(Duration::from_millis(1));
         if Instant::now() > end {
             return None;
         }
+        std::thread::sleep(Duration::from_millis(1));
     }
     Some(directory)
 }

@@ -11,6 +11,9 @@ use rustix::io::Errno;
 use rustix::pipe::PIPE_BUF;
 use rustix::stdio::stdout;
 
+/// How often one tries again, at most.
+const TRY_EVERY: Duration = Duration::from_millis(5);
+
 /// Standard output, to which a write is what there is room for and never a wait.
 #[derive(Clone, Debug, Default)]
 pub struct Output {
@@ -49,11 +52,12 @@ impl Output {
                     let left = patience.saturating_sub(begun.elapsed());
                     let mut fds = [PollFd::new(self, PollFlags::OUT), PollFd::from_borrowed_fd(other, PollFlags::IN)];
                     let waited = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
-                    // A terminal may have room, and yet not for what the next byte becomes.
                     if left.is_zero() || !fds[1].revents().is_empty() {
                         return Err(Errno::AGAIN);
                     }
                     waited.map(|_| ()).or_else(is_interrupted)?;
+                    // A terminal may have room, and yet not for what the next byte becomes: who asks at once spins.
+                    std::thread::sleep(TRY_EVERY.min(left));
                 }
                 Err(error) => is_interrupted(error)?,
             }

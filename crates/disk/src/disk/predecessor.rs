@@ -53,8 +53,9 @@ pub struct Loss {
 impl Disk {
     /// What it has [lost](Self::has_lost_writes), if anything.
     pub fn loss(&self) -> Option<Loss> {
-        let is_untold = self.predecessor.is_untold.load(Ordering::Acquire);
-        self.syncs.lost().map(|errno| Loss { errno, is_untold })
+        // In this order: who finds a loss says first that nobody was told of it.
+        let errno = self.syncs.lost()?;
+        Some(Loss { errno, is_untold: self.predecessor.is_untold.load(Ordering::Acquire) })
     }
 
     /// Has lost what another disk of the same image had. To be called before anything is written through this one, and before
