@@ -197,3 +197,29 @@ fn an_export_whose_disk_has_another_engine_says_that_pinning_has_no_effect() {
     let line = "export 'e0': pin-memory has no effect on requests to blockdev 'd0'; it belongs to aio=io_uring";
     assert!(said.len() == 1 && said[0].contains(line), "{said:?}");
 }
+
+#[test]
+fn a_ring_that_stops_and_starts_again_and_again_leaves_no_maps_of_its_memory_behind() {
+    let scene = Scene::open("io_uring", "");
+    let mut guest = Guest::boot(&scene.socket);
+    // The more of them, the larger is a map.
+    let regions: Vec<Region> = (0..24).map(|n| Region::new((1 + n) << 40)).collect();
+    for region in &regions {
+        let added = guest.wire.order(ADD_MEM_REG, &region.message(REGION), &[region.memory.as_fd()]);
+        assert_eq!(added.expect("an answer"), 0);
+    }
+    let mut go_round = |rounds| {
+        for _ in 0..rounds {
+            for enabled in [0, 1] {
+                let order = guest.wire.order(SET_VRING_ENABLE, &u32s(&[0, enabled]), &[]);
+                assert_eq!(order.expect("an answer"), 0);
+            }
+            // By then the engine has let go of the map before.
+            guest.read_honestly();
+        }
+        scene.server.resident_without_files()
+    };
+    let before = go_round(300);
+    let grown = go_round(2000).saturating_sub(before);
+    assert!(grown < MIB, "{grown} bytes more");
+}

@@ -489,6 +489,8 @@ impl<'a> Session<'a> {
         };
         let mut fds = self.vrings[index].run();
         fds.log = self.log_signal();
+        // What was unpinned since is unmapped, or a ring that starts again and again would leave it all to the end.
+        self.unpinned.from.try_iter().for_each(drop);
         let unpinned = self.unpinned.to.clone();
         self.shared
             .run(self.device, index, queue, fds, unpinned)
