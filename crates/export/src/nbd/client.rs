@@ -24,6 +24,7 @@ use egret_vring::memory::Buffers;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
+use super::extents;
 use super::kind::Kind;
 use super::lane::{ClientId, Core};
 use super::reply::{Head, ReplyTo};
@@ -40,6 +41,10 @@ const NOTHING_TO_DO: u64 = 1 << 30;
 const WINDOW: usize = 4 << 20;
 /// Data of all clients of a lane's that takes memory, but for a part of each: who has none in memory may have that.
 const LANE_WINDOW: usize = 16 << 20;
+/// What an answer about what is allocated takes, at most.
+const ANSWER: usize = 16 * extents::MOST;
+/// Answers of one client's about that which are not sent, or not known yet.
+const ANSWERS: usize = 8 * ANSWER;
 /// Requests of one client's that are not answered, and replies that are not sent, are no more than this.
 const MOST_REQUESTS: usize = 256;
 /// What is done for one client in a turn of its lane's, in bytes, or sent to it.
@@ -200,6 +205,8 @@ pub(super) struct Client {
     sent: usize,
     /// Memory that its data takes.
     pub(super) memory: usize,
+    /// Memory that answers take which are no data, with what those may take that are not known yet.
+    pub(super) answers: usize,
 }
 
 impl Client {
@@ -207,6 +214,7 @@ impl Client {
         let NewClient { channel, headers, contexts, input: first, output, place } = new;
         let mut input = vec![0; INPUT.max(first.len())].into_boxed_slice();
         input[..first.len()].copy_from_slice(&first);
+        let answers = output.len();
         let output = (!output.is_empty()).then_some(Piece { head: None, data: Data::Bytes(output), if_zero: None });
         Self {
             id,
@@ -231,6 +239,7 @@ impl Client {
             output: output.into_iter().collect(),
             sent: 0,
             memory: 0,
+            answers,
         }
     }
 
@@ -377,6 +386,9 @@ impl Client {
         }
         let read = Request::read(self.headers, self.buffered()).map_err(|e| Some(e.to_string()))?;
         let Some(request) = read else { return Ok(Step::Starved) };
+        if request.command == command::BLOCK_STATUS && self.answers >= ANSWERS {
+            return Ok(Step::HeldUp);
+        }
         self.consume(self.headers.request_len());
         self.work += REQUEST_WORK;
         if request.command == command::DISCONNECT {

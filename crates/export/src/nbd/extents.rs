@@ -12,7 +12,7 @@ use super::lane::ClientId;
 use crate::queues::lock;
 
 /// The most extents that one reply tells.
-const MOST: usize = 1024;
+pub(super) const MOST: usize = 1024;
 
 /// A question, and whom to answer.
 pub(super) struct Query {

@@ -10,7 +10,8 @@ use egret_vring::memory::Buffers;
 use rustix::io::Errno;
 
 use super::{
-    ALLOCATION_DEPTH, BASE_ALLOCATION, CALL_WORK, Client, Command, Contexts, Current, Data, Piece, TURN_BYTES, describe,
+    ALLOCATION_DEPTH, ANSWER, BASE_ALLOCATION, CALL_WORK, Client, Command, Contexts, Current, Data, Piece, TURN_BYTES,
+    describe,
 };
 use crate::nbd::kind::Kind;
 use crate::nbd::lane::{Core, Part};
@@ -110,6 +111,7 @@ impl Client {
         let new = Command { to, kind, len, cut: len, parts: 1, is_cut: true, failed: None, begun: now };
         let command = self.commands.insert(new);
         core.count_requests(1);
+        self.answers += ANSWER;
         if !self.contexts.allocation {
             return self.tell_extents(core, command, &[Extent { len, is_hole: false }]);
         }
@@ -123,18 +125,24 @@ impl Client {
         }
         let Some(Command { to, len, .. }) = self.commands.remove(index) else { return };
         core.count_requests(-1);
+        self.answers -= ANSWER;
         let Contexts { allocation, depth } = self.contexts;
         if allocation {
             let flags = |hole: bool| if hole { HOLE } else { 0 };
             let extents: Vec<_> = extents.iter().map(|extent| (extent.len, flags(extent.is_hole))).collect();
             let (head, bytes) = to.status(!depth, BASE_ALLOCATION, &extents);
-            self.tell(head, Data::Bytes(bytes));
+            self.answer(head, bytes);
         }
         if depth {
             // There is one image, and no other below it.
             let (head, bytes) = to.status(true, ALLOCATION_DEPTH, &[(len, 1)]);
-            self.tell(head, Data::Bytes(bytes));
+            self.answer(head, bytes);
         }
+    }
+
+    fn answer(&mut self, head: Head, bytes: Vec<u8>) {
+        self.answers += bytes.len();
+        self.tell(head, Data::Bytes(bytes));
     }
 
     /// Sends what there is to send, of which `left` bytes fit into the turn. Says whether it goes on with what it was held up
@@ -210,9 +218,13 @@ impl Client {
             && first.len() <= self.sent
         {
             self.sent -= first.len();
-            if let Some(Piece { data: Data::Pages(buffers), .. }) = self.output.pop_front() {
-                self.memory -= buffers.bytes().len();
-                core.pool.give_back(buffers);
+            match self.output.pop_front().map(|piece| piece.data) {
+                Some(Data::Pages(buffers)) => {
+                    self.memory -= buffers.bytes().len();
+                    core.pool.give_back(buffers);
+                }
+                Some(Data::Bytes(bytes)) => self.answers -= bytes.len(),
+                Some(Data::None) | None => {}
             }
         }
     }
