@@ -76,11 +76,10 @@ impl Daemon {
         if !self.config.tls_creds.iter().any(|creds| creds.id == id) {
             return Err(ChangeError::NoObject(id.to_owned()));
         }
-        let layers = |top| std::iter::successors(Some(top), |blockdev: &&Blockdev| blockdev.inline_child());
         let names =
             |blockdev: &Blockdev| matches!(&blockdev.driver, Driver::Nbd(nbd) if nbd.tls_creds.as_deref() == Some(id));
         let server = self.config.nbd_server.as_ref().and_then(|server| server.tls_creds.as_deref());
-        if server == Some(id) || self.config.blockdevs.iter().flat_map(layers).any(names) {
+        if server == Some(id) || self.config.blockdevs.iter().flat_map(Blockdev::layers).any(names) {
             return Err(ChangeError::ObjectInUse(id.to_owned()));
         }
         self.config.tls_creds.retain(|creds| creds.id != id);

@@ -30,15 +30,12 @@ impl Daemon {
     /// # Errors
     /// Its name is taken, it leads nowhere, or its image cannot be opened.
     pub fn add_blockdev(&mut self, object: Blockdev) -> Result<(), ChangeError> {
-        let mut names = std::iter::successors(Some(&object), |blockdev| blockdev.inline_child()).map(Blockdev::name);
         let known = self.config.node_names();
-        match object.name() {
-            "" => return Err(ChangeError::NamelessNode),
-            _ => {
-                if let Some(taken) = names.find(|name| known.contains(name)) {
-                    return Err(ChangeError::DuplicateNode(taken.to_owned()));
-                }
-            }
+        if object.name().is_empty() {
+            return Err(ChangeError::NamelessNode);
+        }
+        if let Some(taken) = object.layers().map(Blockdev::name).find(|name| known.contains(name)) {
+            return Err(ChangeError::DuplicateNode(taken.to_owned()));
         }
         if let Some(child) = object.child_name().filter(|child| !known.contains(child)) {
             return Err(ChangeError::NoDevice(child.to_owned(), child.to_owned()));
@@ -76,8 +73,7 @@ impl Daemon {
             return Err(ChangeError::NodeInside(name()));
         };
         // What is written inside it may be exported, or lie below another, by a name of its own.
-        let blockdev = &self.config.blockdevs[at];
-        for part in std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child()).map(Blockdev::name) {
+        for part in self.config.blockdevs[at].layers().map(Blockdev::name) {
             if is_used(part) {
                 return Err(ChangeError::NodeInUse(part.to_owned()));
             }
@@ -161,10 +157,8 @@ impl Daemon {
         let Some(disk) = config.disk(name).filter(|_| self.wanted_nodes().contains(&name)) else { return Ok(()) };
         let wanted = self.wanted_options(config, name, &disk);
         let Some(disk) = self.disks.get(name) else {
-            let disk = self.open_image(&wanted, None)?;
-            self.losses.remove(&self.image_of(name)).into_iter().for_each(|loss| disk.lose(loss));
-            self.disks.insert(name.to_owned(), disk);
-            return Ok(());
+            let opened = self.open_image(&wanted, None);
+            return self.have_open(name, opened);
         };
         let of = |options: &Options| (options.read_only, options.locking, options.allow_inactive);
         if of(disk.options()) == of(&wanted) && !self.unlocked.contains(name) {
@@ -191,8 +185,7 @@ impl Daemon {
     fn open_otherwise(&mut self, name: &str, wanted: &Options) -> Result<(), StartError> {
         self.held.remove(name);
         let Some(old) = self.disks.remove(name) else { return Ok(()) };
-        // This is no reopening that anybody has asked for, so it lifts nothing.
-        let (image, loss) = (self.image_of(name), old.loss());
+        let loss = old.loss();
         let opened = match &old.options().driver {
             // The other side may take one client at a time, and a lock of this one's is in the way of the next.
             Driver::Remote(_) => {
@@ -220,23 +213,28 @@ impl Daemon {
             }
         };
         self.unlocked.remove(name);
-        self.losses.extend(loss.map(|loss| (image.clone(), loss)));
+        // This was no reopening that anybody has asked for, so it lifts nothing.
+        self.losses.extend(loss.map(|loss| (self.image_of(name), loss)));
+        self.have_open(name, opened)
+    }
+
+    /// Has a disk open that was just opened, if it could be, which has lost what its image had lost before.
+    fn have_open(&mut self, name: &str, opened: Result<Arc<Disk>, StartError>) -> Result<(), StartError> {
         let disk = opened?;
-        self.losses.remove(&image).into_iter().for_each(|loss| disk.lose(loss));
+        self.losses.remove(&self.image_of(name)).into_iter().for_each(|loss| disk.lose(loss));
         self.disks.insert(name.to_owned(), disk);
         Ok(())
     }
 
     /// The node that has the image of a node: the lowest with a name of those that it lies over, or itself.
     fn image_of(&self, name: &str) -> String {
-        let mut blockdevs =
-            self.config.blockdevs.iter().flat_map(|top| std::iter::successors(Some(top), |at| at.inline_child()));
+        let mut blockdevs = self.config.blockdevs.iter().flat_map(Blockdev::layers);
         let Some(blockdev) = blockdevs.find(|blockdev| blockdev.name() == name) else { return name.to_owned() };
         match blockdev.child_name() {
             Some(below) => self.image_of(below),
             None => {
-                let inside = std::iter::successors(Some(blockdev), |at| at.inline_child()).map(Blockdev::name);
-                inside.filter(|name| !name.is_empty()).last().unwrap_or(name).to_owned()
+                let named = blockdev.layers().map(Blockdev::name).filter(|name| !name.is_empty());
+                named.last().unwrap_or(name).to_owned()
             }
         }
     }
@@ -352,8 +350,7 @@ impl Daemon {
 
 /// The nodes that a blockdev comes with, and the one that it lies over.
 fn with_below(blockdev: &Blockdev) -> Vec<String> {
-    let inside = std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child()).map(Blockdev::name);
-    inside.chain(blockdev.child_name()).map(str::to_owned).collect()
+    blockdev.layers().map(Blockdev::name).chain(blockdev.child_name()).map(str::to_owned).collect()
 }
 
 /// Tells the client of an export that the disk has another size; says whether it could be told.

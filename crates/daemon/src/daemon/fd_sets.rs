@@ -164,8 +164,7 @@ impl Daemon {
 
     /// Closes the sets that no blockdev names: whoever sent them has left, and nobody else knows of them.
     pub fn remove_forsaken_fd_sets(&mut self) {
-        let tops = self.config.blockdevs.iter();
-        let all = tops.flat_map(|top| std::iter::successors(Some(top), |blockdev| blockdev.inline_child()));
+        let all = self.config.blockdevs.iter().flat_map(Blockdev::layers);
         let used: BTreeSet<FdSetNumber> = all.filter_map(Blockdev::fd_set).collect();
         self.fd_sets.0.retain(|id, set| set.stays || used.contains(id));
     }

@@ -172,7 +172,7 @@ fn let_go_of_predecessor(disk: Arc<Disk>, gone: Sender<Never>) {
 
 /// Whether the node of this name is one of `named`, or lies over one.
 fn lies_over(tops: &[Blockdev], name: &str, named: &[String]) -> bool {
-    let Some(mut node) = tops.iter().find_map(|top| node(top, name)) else { return false };
+    let Some(mut node) = tops.iter().flat_map(Blockdev::layers).find(|node| node.name() == name) else { return false };
     loop {
         if named.iter().any(|name| name == node.name()) {
             return true;
@@ -186,11 +186,6 @@ fn lies_over(tops: &[Blockdev], name: &str, named: &[String]) -> bool {
 }
 
 /// The node of this name, at the top or inside another.
-fn node<'a>(blockdev: &'a Blockdev, name: &str) -> Option<&'a Blockdev> {
-    if blockdev.name() == name { Some(blockdev) } else { node(blockdev.inline_child()?, name) }
-}
-
-/// As [`node`].
 fn node_mut<'a>(blockdev: &'a mut Blockdev, name: &str) -> Option<&'a mut Blockdev> {
     if blockdev.name() == name {
         return Some(blockdev);

@@ -65,9 +65,8 @@ impl Daemon {
     fn disk_of(&self, node_name: &str) -> Option<&Arc<Disk>> {
         self.disks.get(node_name).or_else(|| {
             let above = self.config.blockdevs.iter().find(|blockdev| {
-                let mut inside = std::iter::successors(blockdev.inline_child(), |child| child.inline_child());
                 blockdev.child_name() == Some(node_name)
-                    || inside.any(|child| child.node_name.as_deref() == Some(node_name))
+                    || blockdev.layers().skip(1).any(|child| child.node_name.as_deref() == Some(node_name))
             })?;
             self.disk_of(above.node_name.as_deref()?)
         })

@@ -338,6 +338,11 @@ impl Blockdev {
         }
     }
 
+    /// It, and all that is written inside it, from the top.
+    pub fn layers(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |blockdev| blockdev.inline_child())
+    }
+
     fn own_name(&self) -> &str {
         self.node_name.as_deref().unwrap_or_default()
     }
