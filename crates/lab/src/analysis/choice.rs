@@ -138,8 +138,7 @@ fn at<'a>(load: &'a Load, subject: &'a str) -> CellKey<'a> {
 
 /// How many requests a load has in flight. Of a job file nobody knows.
 fn in_flight(load: &Load) -> Option<u32> {
-    let many = u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.groups());
-    load.keys.jobfile.is_none().then_some(many)
+    load.keys.jobfile.is_none().then(|| load.in_flight())
 }
 
 impl Analysis<'_> {

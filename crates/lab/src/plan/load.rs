@@ -283,6 +283,11 @@ impl Load {
         if self.keys.across_disks { 1 } else { self.disks }
     }
 
+    /// How many requests it has in flight, as its keys say: a job file may say otherwise.
+    pub fn in_flight(&self) -> u32 {
+        u32::from(self.iodepth) * u32::from(self.numjobs) * u32::from(self.groups())
+    }
+
     /// Whether it is put on that subject.
     pub fn is_put_on(&self, subject: &str) -> bool {
         self.keys.subjects.is_empty() || self.keys.subjects.iter().any(|name| name == subject)

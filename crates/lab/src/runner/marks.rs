@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::order::subject_called;
-use crate::plan::{Plan, Stack};
+use super::order::{is_host, subject_called};
+use crate::plan::{Load, Plan};
 use crate::results::{Bottleneck, Cell, CellId, DISTURBS, Measurement, Outcome, Warning};
 use crate::statistics::mean;
 
@@ -28,11 +28,8 @@ fn throughput(measurement: &Measurement) -> f64 {
 /// nobody is: in this repetition, or in none, where most of the repetitions that have all subjects showed it, as later ones
 /// lack those that are done with. Open loops are not marked, because their rate is given.
 pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
-    let is_host = |name: &str| subject_called(plan, name).is_some_and(|one| one.stack == Stack::Host);
-    let in_flight = |id: &CellId| {
-        let load = plan.loads.named(&id.load);
-        load.map_or(0, |load| u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.groups()))
-    };
+    let is_host = |name: &str| is_host(plan, name);
+    let in_flight = |id: &CellId| plan.loads.named(&id.load).map_or(0, Load::in_flight);
     // What the disk itself reaches says nothing of one that is reached otherwise, or from another host.
     let way = |name: &str| subject_called(plan, name).map(|one| (&one.backend, &one.host, &one.client));
     // Of two that are marked none lost more than the threshold to the other.

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::disks::{self, Disks};
 use crate::fingerprint;
 use crate::machine::{self, Placement};
-use crate::plan::{Load, Plan, Stack};
+use crate::plan::{Load, Plan};
 use crate::process::{ProcessReaper, Scratch, short_directory};
 use crate::results::{Cell, CellId, FORMAT, Host, Incident, Measurement, Outcome, Run, Warning};
 use crate::stack::{self, Context, Deployment, Task, Unable};
@@ -36,6 +36,7 @@ use egret_loadgen::machine::allow_many_descriptors;
 use egret_loadgen::random::mix;
 pub use journal::{JOURNAL, Journal, RESULT, read};
 pub use marks::{drift, mark_device_bound, noise};
+use order::is_host;
 pub(crate) use order::subject_called;
 pub use order::{AGAIN, Step, more_steps, steps};
 pub use perf::CALL_GRAPH;
@@ -410,7 +411,7 @@ fn peak(run: &Run, load: &Load) -> Result<f64, Unable> {
     if let Some(peak) = run.peaks.get(&load.name) {
         return Ok(*peak);
     }
-    let is_host = |name: &str| subject_called(&run.plan, name).is_some_and(|one| one.stack == Stack::Host);
+    let is_host = |name: &str| is_host(&run.plan, name);
     let peaks = run.cells.iter().filter(|cell| cell.id.load == load.name && cell.id.point == 0);
     let peaks: Vec<(u32, f64)> = peaks
         .filter(|cell| !is_host(&cell.id.subject) || run.plan.subjects.iter().all(|one| is_host(&one.name)))

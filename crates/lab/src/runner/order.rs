@@ -26,6 +26,11 @@ pub(crate) fn subject_called<'a>(plan: &'a Plan, name: &str) -> Option<&'a Subje
     plan.subjects.iter().find(|subject| subject.name == name)
 }
 
+/// Whether that is fio on the host.
+pub(super) fn is_host(plan: &Plan, name: &str) -> bool {
+    subject_called(plan, name).is_some_and(|subject| subject.stack == Stack::Host)
+}
+
 /// A cell to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
