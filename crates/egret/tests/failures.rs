@@ -114,41 +114,26 @@ fn what_is_lost_when_an_export_goes_is_told_to_who_has_the_next_and_lifted_by_a_
     if !is_root_or_skips(test, "for a disk that fails") {
         return;
     }
-    let scratch = Scratch::new();
-    let faulty = scratch.fault_disk(MIB);
-    let device = LoopDevice::over(&faulty.path()).unwrap();
-    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
-    let options =
-        Options::new().monitor("m", &monitor).disk("d0", device.path(), "").export("e0", "d0", &socket, "writable=on");
-    let server = Server::start(&Program::egret(), &options);
-    let mut qmp = Qmp::connect(&monitor);
-    let again = |qmp: &mut Qmp| {
-        qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
-        qmp.event("BLOCK_EXPORT_DELETED");
-        let addr = json!({"type": "unix", "path": socket});
-        let export = json!({"type": "vhost-user-blk", "id": "e0", "node-name": "d0", "addr": addr, "writable": true});
-        qmp.run("block-export-add", export);
-        Disk::connect(&socket).unwrap()
-    };
-    let mut disk = Disk::connect(&socket).unwrap();
-    disk.first().write(0, &[1; 4096]).unwrap();
-    inject(&faulty, IoType::Flush, ErrnoName::Eio, 1);
-    let mut disk = again(&mut qmp);
+    let mut failing = Failing::start("");
+    failing.disk.first().write(0, &[1; 4096]).unwrap();
+    inject(&failing.faulty, IoType::Flush, ErrnoName::Eio, 1);
+    failing.delete_export();
+    failing.export("d0");
     let failed = "blockdev 'd0': the last flush failed";
-    await_that("a line in the log", || server.complaints().iter().any(|line| line.contains(failed)));
+    await_that("a line in the log", || failing.server.complaints().iter().any(|line| line.contains(failed)));
     for _ in 0..2 {
-        disk.first().flush().unwrap_err();
+        failing.disk.first().flush().unwrap_err();
     }
     // That it was told lifts nothing either.
-    let mut disk = again(&mut qmp);
-    disk.first().flush().unwrap_err();
-    let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path()});
-    qmp.run("blockdev-reopen", json!({"options": [node]}));
-    disk.first().flush().unwrap();
-    let mut disk = again(&mut qmp);
-    disk.first().flush().unwrap();
-    drop(disk);
-    assert!(server.terminate().success());
+    failing.delete_export();
+    failing.export("d0");
+    failing.disk.first().flush().unwrap_err();
+    failing.reopen(json!({}), "off");
+    failing.disk.first().flush().unwrap();
+    failing.delete_export();
+    failing.export("d0");
+    failing.disk.first().flush().unwrap();
+    failing.end();
 }
 
 #[test]
@@ -157,39 +142,20 @@ fn what_is_lost_is_told_to_who_has_the_image_next_by_a_layer_that_was_laid_over_
     if !is_root_or_skips(test, "for a disk that fails") {
         return;
     }
-    let scratch = Scratch::new();
-    let faulty = scratch.fault_disk(MIB);
-    let device = LoopDevice::over(&faulty.path()).unwrap();
-    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
-    let options =
-        Options::new().monitor("m", &monitor).disk("d0", device.path(), "").export("e0", "d0", &socket, "writable=on");
-    let server = Server::start(&Program::egret(), &options);
-    let mut qmp = Qmp::connect(&monitor);
-    let go = |qmp: &mut Qmp| {
-        qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
-        qmp.event("BLOCK_EXPORT_DELETED");
-    };
-    let come = |qmp: &mut Qmp, node: &str| {
-        let addr = json!({"type": "unix", "path": socket});
-        let export = json!({"type": "vhost-user-blk", "id": "e0", "node-name": node, "addr": addr, "writable": true});
-        qmp.run("block-export-add", export);
-        Disk::connect(&socket).unwrap()
-    };
-    let mut disk = Disk::connect(&socket).unwrap();
-    disk.first().write(0, &[1; 4096]).unwrap();
-    inject(&faulty, IoType::Flush, ErrnoName::Eio, 1);
-    go(&mut qmp);
-    qmp.run("blockdev-add", json!({"driver": "raw", "node-name": "r", "file": "d0"}));
-    come(&mut qmp, "r").first().flush().unwrap_err();
-    go(&mut qmp);
-    qmp.run("blockdev-del", json!({"node-name": "r"}));
-    let mut disk = come(&mut qmp, "d0");
-    disk.first().flush().unwrap_err();
-    let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path()});
-    qmp.run("blockdev-reopen", json!({"options": [node]}));
-    disk.first().flush().unwrap();
-    drop(disk);
-    assert!(server.terminate().success());
+    let mut failing = Failing::start("");
+    failing.disk.first().write(0, &[1; 4096]).unwrap();
+    inject(&failing.faulty, IoType::Flush, ErrnoName::Eio, 1);
+    failing.delete_export();
+    failing.qmp.run("blockdev-add", json!({"driver": "raw", "node-name": "r", "file": "d0"}));
+    failing.export("r");
+    failing.disk.first().flush().unwrap_err();
+    failing.delete_export();
+    failing.qmp.run("blockdev-del", json!({"node-name": "r"}));
+    failing.export("d0");
+    failing.disk.first().flush().unwrap_err();
+    failing.reopen(json!({}), "off");
+    failing.disk.first().flush().unwrap();
+    failing.end();
 }
 
 #[test]
@@ -443,7 +409,7 @@ struct Failing {
     server: Server,
     device: LoopDevice,
     faulty: FaultDisk,
-    _scratch: Scratch,
+    scratch: Scratch,
 }
 
 impl Failing {
@@ -456,13 +422,33 @@ impl Failing {
         let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), blockdev);
         let server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on"));
         let (qmp, disk) = (Qmp::connect(&monitor), Disk::connect(&socket).unwrap());
-        Self { disk, qmp, server, device, faulty, _scratch: scratch }
+        Self { disk, qmp, server, device, faulty, scratch }
     }
 
     fn reopen(&mut self, cache: Value, detect_zeroes: &str) {
         let node = json!({"driver": "host_device", "node-name": "d0", "filename": self.device.path(), "cache": cache,
                           "detect-zeroes": detect_zeroes});
         self.qmp.run("blockdev-reopen", json!({"options": [node]}));
+    }
+
+    fn delete_export(&mut self) {
+        self.qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
+        self.qmp.event("BLOCK_EXPORT_DELETED");
+    }
+
+    /// Has another, of this node, with a client of its own.
+    fn export(&mut self, node: &str) {
+        let socket = self.scratch.path("disk");
+        let addr = json!({"type": "unix", "path": socket});
+        let export = json!({"type": "vhost-user-blk", "id": "e0", "node-name": node, "addr": addr, "writable": true});
+        self.qmp.run("block-export-add", export);
+        self.disk = Disk::connect(&socket).unwrap();
+    }
+
+    /// Ends the daemon, which is well.
+    fn end(self) {
+        drop(self.disk);
+        assert!(self.server.terminate().success());
     }
 
     fn unflushed(&self) -> u64 {

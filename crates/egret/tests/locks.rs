@@ -44,6 +44,17 @@ impl Host {
         Self::start_as(scratch, name, image, &Program::egret(), export)
     }
 
+    /// One whose export is a SCSI device with the unit 0, of `d0`; with more for the export.
+    fn start_with_a_unit(scratch: &Scratch, name: &str, image: &Path, more: &str) -> Self {
+        let socket = scratch.path(&format!("{name}-e0"));
+        Self::start_as(scratch, name, image, &Program::egret(), |options| export_unit(options, &socket, more))
+    }
+
+    /// A guest of that device.
+    fn boot_scsi(&self) -> Attacker {
+        Attacker::boot(&self.socket, Variant { device: Device::Scsi, packed: false }, REGION)
+    }
+
     fn start_as(
         scratch: &Scratch,
         name: &str,
@@ -87,6 +98,10 @@ impl Host {
         assert!(said.contains("is locked: another process"), "{said}");
         assert!(!self.is_active());
     }
+}
+
+fn export_unit(options: Options, socket: &Path, more: &str) -> Options {
+    options.export_scsi("e0", socket, &format!("writable=on,luns.0.lun=0,luns.0.node-name=d0{more}"))
 }
 
 fn two_hosts(scratch: &Scratch) -> ([Host; 2], PathBuf) {
@@ -426,9 +441,7 @@ fn each_export_of_a_blockdev_keeps_it_active_and_all_of_them_agree_on_that() {
 fn units_that_come_and_go_are_locked_while_the_device_s_rings_run() {
     let scratch = Scratch::new();
     let [first, second] = ["first", "second"].map(|name| scratch.image(name, 16 * MIB));
-    let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
-    let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
-    let mut here = Host::start_as(&scratch, "here", &first, &Program::egret(), export);
+    let mut here = Host::start_with_a_unit(&scratch, "here", &first, ",allow-inactive=on");
     let mut there = Host::start(&scratch, "there", &second);
     here.qmp.run("blockdev-add", json!({"driver": "file", "node-name": "d1", "filename": second}));
     let lun = json!({"id": "e0", "lun": 1, "node-name": "d1"});
@@ -488,11 +501,9 @@ fn a_unit_that_is_taken_away_is_locked_until_the_last_of_its_requests_has_ended(
     }
     let scratch = Scratch::new();
     let faulty = scratch.fault_disk(MIB);
-    let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
-    let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
-    let mut here = Host::start_as(&scratch, "here", &faulty.path(), &Program::egret(), export);
+    let mut here = Host::start_with_a_unit(&scratch, "here", &faulty.path(), ",allow-inactive=on");
     let mut there = Host::start(&scratch, "there", &faulty.path());
-    let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+    let mut guest = here.boot_scsi();
     guest.read_honestly();
     ask_for_what_does_not_come(&mut guest, &faulty);
     here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
@@ -515,13 +526,13 @@ fn a_unit_that_is_taken_away_while_its_queues_stop_is_locked_until_the_last_of_i
     }
     let scratch = Scratch::new();
     let faulty = scratch.fault_disk(MIB);
-    let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0,iothread=io0";
     let export = |options: Options| {
-        options.iothread("io0", "").iothread("io1", "").export_scsi("e0", &scratch.path("here-e0"), unit)
+        let options = options.iothread("io0", "").iothread("io1", "");
+        export_unit(options, &scratch.path("here-e0"), ",allow-inactive=on,iothread=io0")
     };
     let mut here = Host::start_as(&scratch, "here", &faulty.path(), &Program::egret(), export);
     let mut there = Host::start(&scratch, "there", &faulty.path());
-    let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+    let mut guest = here.boot_scsi();
     guest.read_honestly();
     ask_for_what_does_not_come(&mut guest, &faulty);
     drop(guest);
@@ -544,10 +555,8 @@ fn a_unit_that_is_taken_away_twice_while_its_disk_hangs_holds_up_no_change_of_ot
     }
     let scratch = Scratch::new();
     let faulty = scratch.fault_disk(MIB);
-    let unit = "writable=on,luns.0.lun=0,luns.0.node-name=d0";
-    let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
-    let mut here = Host::start_as(&scratch, "here", &faulty.path(), &Program::egret(), export);
-    let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+    let mut here = Host::start_with_a_unit(&scratch, "here", &faulty.path(), "");
+    let mut guest = here.boot_scsi();
     guest.read_honestly();
     ask_for_what_does_not_come(&mut guest, &faulty);
     here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
@@ -637,11 +646,10 @@ fn a_unit_that_is_taken_away_and_whose_last_writes_could_not_be_written_out_is_l
     for no_flush in ["off", "on"] {
         let scratch = Scratch::new();
         let disk = Cached::new(&scratch);
-        let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
-        let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
+        let export = |options: Options| export_unit(options, &scratch.path("here-e0"), ",allow-inactive=on");
         let mut here = disk.host(&scratch, no_flush, export);
         let mut there = Host::start(&scratch, "there", disk.device.path());
-        let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+        let mut guest = here.boot_scsi();
         guest.read_honestly();
         disk.lose_what_is_written_by(&mut guest);
         let take_away = |here: &mut Host| {
@@ -687,11 +695,9 @@ fn a_unit_that_could_not_be_written_out_is_given_back_by_hand_when_it_can_be_or_
     ] {
         let scratch = Scratch::new();
         let faulty = scratch.fault_disk(MIB);
-        let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
-        let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
-        let mut here = Host::start_as(&scratch, "here", &faulty.path(), &Program::egret(), export);
+        let mut here = Host::start_with_a_unit(&scratch, "here", &faulty.path(), ",allow-inactive=on");
         let mut there = Host::start(&scratch, "there", &faulty.path());
-        let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+        let mut guest = here.boot_scsi();
         guest.read_honestly();
         fail_flushes(&faulty, Some(1));
         here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
@@ -738,13 +744,10 @@ fn a_unit_that_could_not_be_written_out_is_let_go_of_when_the_next_guest_that_ha
     }
     let scratch = Scratch::new();
     let faulty = scratch.fault_disk(MIB);
-    let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
-    let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
-    let mut here = Host::start_as(&scratch, "here", &faulty.path(), &Program::egret(), export);
+    let mut here = Host::start_with_a_unit(&scratch, "here", &faulty.path(), ",allow-inactive=on");
     let mut there = Host::start(&scratch, "there", &faulty.path());
-    let boot = |here: &Host| Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
     let stop = |guest: &mut Attacker| guest.wire.ask(GET_VRING_BASE, &guest.which()).expect("its base");
-    let mut guest = boot(&here);
+    let mut guest = here.boot_scsi();
     fail_flushes(&faulty, Some(1));
     here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
     here.qmp.event("EGRET_LUN_DELETED");
@@ -754,7 +757,7 @@ fn a_unit_that_could_not_be_written_out_is_let_go_of_when_the_next_guest_that_ha
     here.qmp.run("egret-lun-add", json!({"id": "e0", "lun": 0, "node-name": "d0"}));
     assert!(here.is_active());
     there.refuses_a_guest();
-    stop(&mut boot(&here));
+    stop(&mut here.boot_scsi());
     assert!(!here.is_active());
     Guest::boot(&there.socket).read_honestly();
 }

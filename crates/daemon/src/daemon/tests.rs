@@ -28,6 +28,16 @@ fn export(directory: &Path, id: &str, node: &str) -> Export {
     Export::new(id, node, Addr::Unix(UnixAddr { path: directory.join(id).to_str().unwrap().to_owned() }))
 }
 
+/// Has an NBD server at `nbd`, and `n0` of `d0` there.
+fn serve_over_nbd(daemon: &mut Daemon, directory: &Path) {
+    let addr = schema::NbdAddr::Unix(UnixAddr { path: directory.join("nbd").to_str().unwrap().to_owned() });
+    let access = schema::Access::default();
+    let server = schema::NbdServer { addr, access, max_connections: 0, tls_creds: None, handshake_max_seconds: 0 };
+    daemon.start_nbd_server(server).unwrap();
+    let nbd = schema::NbdDevice { node_name: "d0".to_owned(), name: None, description: None, max_connections: 0 };
+    daemon.add_export(Export { device: Device::Nbd(nbd), ..export(directory, "n0", "d0") }).unwrap();
+}
+
 /// A SCSI device without units, whose guest may write.
 fn scsi_export(directory: &Path, id: &str) -> Export {
     scsi_export_of(directory, id, Vec::new())
@@ -251,12 +261,7 @@ fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_
     // GET_FEATURES: who is answered is there.
     client.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     client.read_exact(&mut [0; 20]).unwrap();
-    let addr = schema::NbdAddr::Unix(UnixAddr { path: place.path().join("nbd").to_str().unwrap().to_owned() });
-    let access = schema::Access::default();
-    let server = schema::NbdServer { addr, access, max_connections: 0, tls_creds: None, handshake_max_seconds: 0 };
-    daemon.start_nbd_server(server).unwrap();
-    let nbd = schema::NbdDevice { node_name: "d0".to_owned(), name: None, description: None, max_connections: 0 };
-    daemon.add_export(Export { device: Device::Nbd(nbd), ..export(place.path(), "n0", "d0") }).unwrap();
+    serve_over_nbd(&mut daemon, place.path());
     let mut nbd = std::os::unix::net::UnixStream::connect(place.path().join("nbd")).unwrap();
     // EXPORT_NAME, behind flags.
     nbd.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x02d0").unwrap();
@@ -294,12 +299,7 @@ fn an_export_that_is_on_its_way_out_is_removed_once() {
     let place = tempfile::tempdir().unwrap();
     let mut daemon = daemon();
     daemon.add_blockdev(image(place.path(), "d0")).unwrap();
-    let addr = schema::NbdAddr::Unix(UnixAddr { path: place.path().join("nbd").to_str().unwrap().to_owned() });
-    let access = schema::Access::default();
-    let server = schema::NbdServer { addr, access, max_connections: 0, tls_creds: None, handshake_max_seconds: 0 };
-    daemon.start_nbd_server(server).unwrap();
-    let nbd = schema::NbdDevice { node_name: "d0".to_owned(), name: None, description: None, max_connections: 0 };
-    daemon.add_export(Export { device: Device::Nbd(nbd), ..export(place.path(), "n0", "d0") }).unwrap();
+    serve_over_nbd(&mut daemon, place.path());
     for how in [Deletion::Safe, Deletion::Hard] {
         let removed = daemon.remove_export("n0", how).map_err(|e| e.to_string());
         match how {
