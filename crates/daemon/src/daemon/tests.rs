@@ -49,6 +49,30 @@ fn scsi_export_of(directory: &Path, id: &str, luns: Vec<Lun>) -> Export {
     Export { device: Device::VhostUserScsi(ScsiDevice { luns, vhost_user }), writable: true, ..base }
 }
 
+#[test]
+fn a_unit_s_blocks_may_be_as_large_as_the_configuration_says_and_no_larger() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    let path = place.path().join("s0");
+    let of_blocks = |bytes: u32| {
+        let value = serde_json::json!({"type": "vhost-user-scsi", "id": "s0", "addr": {"type": "unix", "path": path},
+            "logical-block-size": bytes, "luns": [{"lun": 0, "node-name": "d0"}]});
+        Export::from_value(value, schema::Spelling::Typed).map_err(|e| e.to_string())
+    };
+    let largest = (9..32).map(|power| 1 << power).take_while(|bytes| of_blocks(*bytes).is_ok()).last().unwrap();
+    daemon.add_export(of_blocks(largest).unwrap()).unwrap();
+    daemon.remove_export("s0", Deletion::Safe).unwrap();
+    daemon.take_torn_down();
+    // What the device itself takes.
+    let mut larger = of_blocks(largest).unwrap();
+    if let Device::VhostUserScsi(ScsiDevice { vhost_user, .. }) = &mut larger.device {
+        vhost_user.logical_block_size *= 2;
+    }
+    let refused = daemon.add_export(larger).unwrap_err().to_string();
+    assert!(refused.contains("logical block size must be"), "{refused}");
+}
+
 const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
 
 fn lun(lun: u16, node: &str) -> Lun {
