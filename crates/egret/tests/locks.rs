@@ -262,22 +262,34 @@ fn an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_
     if !is_root_or_skips(test, "for a disk that fails") {
         return;
     }
-    let scratch = Scratch::new();
-    let faulty = scratch.fault_disk(MIB);
-    let mut here = Host::start(&scratch, "here", &faulty.path());
-    let mut there = Host::start(&scratch, "there", &faulty.path());
-    let mut guest = Guest::boot(&here.socket);
-    fail_flushes(&faulty, Some(1));
-    guest.stop();
-    assert!(here.is_active());
-    let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
-    faulty.tell(Order::Inject(never)).expect("it listens");
-    here.server.ask_to_end();
-    await_that("its last flush", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
-    there.refuses_a_guest();
-    be_well(&faulty);
-    assert_eq!(here.server.await_end().code(), Some(0));
-    Guest::boot(&there.socket).read_honestly();
+    // Where flushes are ignored, too, and where the daemon has it because its export has gone.
+    for (no_flush, is_gone) in [("off", false), ("on", false), ("off", true)] {
+        let scratch = Scratch::new();
+        let faulty = scratch.fault_disk(MIB);
+        let cache = format!("cache.direct=on,cache.no-flush={no_flush}");
+        let socket = scratch.path("here-e0");
+        let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
+        let mut here = Host::start_cached(&scratch, "here", &faulty.path(), &cache, &Program::egret(), export);
+        let mut there = Host::start(&scratch, "there", &faulty.path());
+        let mut guest = Guest::boot(&here.socket);
+        fail_flushes(&faulty, (!is_gone).then_some(1));
+        if is_gone {
+            here.qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
+            here.qmp.event("BLOCK_EXPORT_DELETED");
+        } else {
+            guest.stop();
+        }
+        assert!(here.is_active());
+        be_well(&faulty);
+        let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
+        faulty.tell(Order::Inject(never)).expect("it listens");
+        here.server.ask_to_end();
+        await_that("its last flush", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
+        there.refuses_a_guest();
+        be_well(&faulty);
+        assert_eq!(here.server.await_end().code(), Some(0));
+        Guest::boot(&there.socket).read_honestly();
+    }
 }
 
 /// A device through whose page cache guests write, and whose disk fails as it is told to.

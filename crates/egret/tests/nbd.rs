@@ -268,6 +268,27 @@ fn what_is_wrong_with_a_server_is_said_in_a_line_when_its_disk_is_opened() {
 }
 
 #[test]
+fn a_server_that_has_one_client_at_a_time_is_left_before_its_disk_is_opened_otherwise() {
+    if !has_servers_or_skips("a_server_that_has_one_client_at_a_time_is_left_before_its_disk_is_opened_otherwise") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let [socket, export, qmp] = ["nbd", "e", "qmp"].map(|name| scratch.path(name));
+    let _nbd = NbdServer::qemu(&socket, &scratch.image("image", 16 * MIB), 1, &[]);
+    // To read, as long as nobody writes.
+    let options = Options::new().iothread("io0", "").nbd("d0", &socket, "open-timeout=20").monitor("m", &qmp);
+    let server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&qmp);
+    let addr = json!({"type": "unix", "path": export});
+    let to_write = json!({"type": "vhost-user-blk", "id": "e0", "node-name": "d0", "addr": addr, "writable": true});
+    qmp.run("block-export-add", to_write);
+    let mut disk = Disk::connect(&export).unwrap();
+    disk.first().write(0, &[1; 4096]).unwrap();
+    drop((qmp, disk));
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+#[test]
 fn queues_move_between_io_threads_where_the_server_allows_it_and_stay_where_not() {
     if !has_servers_or_skips("queues_move_between_io_threads_where_the_server_allows_it_and_stay_where_not") {
         return;

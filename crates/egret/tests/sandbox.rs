@@ -556,7 +556,7 @@ fn a_link_on_the_command_line_leads_to_a_file_that_is_within_reach() {
     // It is there when a link leads to it.
     for pr_file in [elsewhere.path("pr"), pr_link.clone()] {
         let unit = format!("luns.0.lun=0,luns.0.node-name=d0,luns.0.pr-file={}", pr_file.display());
-        let options = Options::new()
+        let mut options = Options::new()
             .iothread("io0", "")
             .null("d0", "")
             .export_scsi("e0", &scratch.path("e0"), &format!("{unit},iothread=io0"))
@@ -566,9 +566,16 @@ fn a_link_on_the_command_line_leads_to_a_file_that_is_within_reach() {
             std::fs::remove_file(&waits_link).unwrap();
             std::os::unix::fs::symlink(&waits, &waits_link).unwrap();
         }
-        let server = Server::start(&Program::egret_alone(), &options);
-        assert_eq!(server.terminate().code(), Some(0));
+        for threads in ["io0", "io0 and io1"] {
+            if threads != "io0" {
+                options = options.iothread("io1", "");
+            }
+            let server = Server::start(&Program::egret_alone(), &options);
+            assert_eq!(server.terminate().code(), Some(0), "{threads}");
+        }
     }
+    // Those of several are beside the link.
+    assert!(["waits.io0", "waits.io1"].iter().all(|name| scratch.path(name).exists()));
     assert!(std::fs::metadata(waits).unwrap().len() > 1, "what was recorded is there");
     assert!(std::fs::symlink_metadata(pr_link).unwrap().is_symlink(), "it leads there still");
 }

@@ -127,23 +127,7 @@ static CLOSER: Closer = Closer::new();
 /// # Errors
 /// There is no room for the threads or a timer.
 pub fn begin() -> io::Result<()> {
-    let mut state = CLOSER.lock();
-    if state.has_begun {
-        return Ok(());
-    }
-    handle_signal()?;
-    let (sender, made) = sync_channel(1);
-    let bounds = Bounds::of_this_thread();
-    let closer = move || {
-        bounds.narrow(ThreadKind::Closer);
-        // Relief from the start: later there may be no room for it, and somebody who does not come back.
-        drop(sender.send(Timer::start().map(drop).and_then(|()| CLOSER.relieve())));
-        CLOSER.run();
-    };
-    thread::Builder::new().name(NAME.to_owned()).stack_size(STACK).spawn(closer)?;
-    made.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
-    (state.has_begun, state.stands_by) = (true, true);
-    Ok(())
+    CLOSER.begin()
 }
 
 /// Lets a moment go by where many descriptors wait to be closed. So strangers are let in and hung up on no faster than what
@@ -229,6 +213,26 @@ pub fn close(fd: OwnedFd, counted: UnderWay) {
 impl Closer {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&'static self) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.has_begun {
+            return Ok(());
+        }
+        handle_signal()?;
+        let (sender, made) = sync_channel(1);
+        let bounds = Bounds::of_this_thread();
+        let closer = move || {
+            bounds.narrow(ThreadKind::Closer);
+            // Relief from the start: later there may be no room for it, and somebody who does not come back.
+            drop(sender.send(Timer::start().map(drop).and_then(|()| self.relieve())));
+            self.run();
+        };
+        thread::Builder::new().name(NAME.to_owned()).stack_size(STACK).spawn(closer)?;
+        made.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
+        (state.has_begun, state.stands_by) = (true, true);
+        Ok(())
     }
 
     fn leave(&self, left: Left) {
@@ -620,6 +624,30 @@ mod tests {
         let (after, other_after) = UnixStream::pair().unwrap();
         closer.leave(left(after));
         assert!(is_closed(other_after));
+    }
+
+    #[test]
+    fn somebody_stands_by_from_the_start_and_again_when_he_has_taken_over() {
+        let closer: &Closer = Box::leak(Box::new(Closer::new()));
+        closer.begin().unwrap();
+        let end = Instant::now() + Duration::from_secs(30);
+        for turns in 1..=3 {
+            // Whose turn it is has nothing to do; from here on it is as if it never came back.
+            let mut state = closer.lock();
+            while state.turns < turns || state.since.is_some() {
+                drop(state);
+                assert!(Instant::now() < end, "turn {turns}");
+                thread::yield_now();
+                state = closer.lock();
+            }
+            assert!(turns > 1 || state.stands_by, "there is no need of another");
+            state.since = Some(Instant::now());
+            drop(state);
+            // It is closed by who takes over, who first has another stand by.
+            let (socket, other) = UnixStream::pair().unwrap();
+            closer.leave(left(socket));
+            assert!(is_closed(other), "turn {turns}");
+        }
     }
 
     #[test]

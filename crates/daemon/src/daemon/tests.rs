@@ -514,19 +514,31 @@ fn what_is_about_a_thread_that_is_stuck_fails_and_changes_nothing() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
     let mut daemon = daemon();
-    daemon.add_io_thread(IoThread::new("io0")).unwrap();
-    daemon.add_io_thread(IoThread::new("io1")).unwrap();
-    daemon.add_blockdev(image(at, "d0")).unwrap();
+    for name in ["io0", "io1", "io2"] {
+        daemon.add_io_thread(IoThread::new(name)).unwrap();
+    }
+    for name in ["d0", "d2", "d3"] {
+        daemon.add_blockdev(image(at, name)).unwrap();
+    }
     let on = |id: &str, thread: &str| Export { iothread: vec![thread.to_owned()], ..export(at, id, "d0") };
     daemon.add_export(on("e0", "io1")).unwrap();
-    let (go_on, stuck) = std::sync::mpsc::channel::<()>();
-    daemon.io_threads["io0"].handle().send(move |_| stuck.recv().unwrap_or_default());
-    let line = "iothread 'io0': it is stuck";
+    for used in [export(at, "e2", "d2"), scsi_export(at, "s0")] {
+        daemon.add_export(Export { iothread: vec!["io2".to_owned()], ..used }).unwrap();
+    }
+    let otherwise = Blockdev { detect_zeroes: Some(schema::DetectZeroes::On), ..image(at, "d2") };
+    let go_on = ["io0", "io2"].map(|name| {
+        let (go_on, stuck) = std::sync::mpsc::channel::<()>();
+        daemon.io_threads[name].handle().send(move |_| stuck.recv().unwrap_or_default());
+        go_on
+    });
+    let (line, used) = ("iothread 'io0': it is stuck", "iothread 'io2': it is stuck");
     let attempts: Vec<Attempt<'_>> = vec![
         (Box::new(|d| d.change_io_thread(IoThread { poll_max_ns: Some(0), ..IoThread::new("io0") })), line),
         (Box::new(|d| d.remove_io_thread("io0")), line),
         (Box::new(|d| d.add_export(on("e1", "io0"))), line),
         (Box::new(|d| d.place_export(on("e0", "io0")).map(drop)), line),
+        (Box::new(|d| d.add_lun("s0", lun(0, "d3"))), used),
+        (Box::new(|d| d.reopen(vec![otherwise.clone()]).map(drop)), used),
     ];
     refused(&mut daemon, attempts);
     daemon.add_export(on("e1", "io1")).unwrap();

@@ -120,6 +120,7 @@ mod tests {
     use std::io::Read;
 
     use super::*;
+    use crate::refuse::refuse;
 
     fn content(path: &Path) -> String {
         let mut text = String::new();
@@ -134,6 +135,21 @@ mod tests {
         let pidfile = Pidfile::create(&path).unwrap();
         assert_eq!(content(&path), format!("{}\n", std::process::id()));
         drop(pidfile);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_pidfile_that_there_is_no_room_for_is_not_left_behind_without_a_number() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pid");
+        let refused = std::thread::scope(|scope| {
+            let create = || {
+                refuse(libc::SYS_write, libc::ENOSPC);
+                Pidfile::create(&path).map(drop)
+            };
+            scope.spawn(create).join().unwrap()
+        });
+        assert!(matches!(refused, Err(PidfileError::Io { error, .. }) if error.kind() == io::ErrorKind::StorageFull));
         assert!(!path.exists());
     }
 
