@@ -64,13 +64,10 @@ impl Connection {
                 open(AddressFamily::UNIX, &address, deadline, stop).map_err(ConnectError::Connect)?
             }
             Address::Inet { host, port } => {
-                let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
                 let found = look_up(host, *port).map_err(|e| ConnectError::LookUp(host.clone(), e))?;
-                let opened =
-                    found.into_iter().find_map(|address| open_tcp(address, deadline, stop).map_err(|e| last = e).ok());
-                opened.ok_or_else(|| match last.kind() {
+                open_one(&found, deadline, stop).map_err(|e| match e.kind() {
                     io::ErrorKind::PermissionDenied => ConnectError::Forbidden(*port),
-                    _ => ConnectError::Connect(last),
+                    _ => ConnectError::Connect(e),
                 })?
             }
         };
@@ -85,6 +82,13 @@ impl Connection {
         }
         let export = handshake::choose(&mut stream, greeting, &target.export)?;
         Ok(Self { channel, export })
+    }
+
+    /// Whether the other end still is there, as far as this one has heard.
+    pub(crate) fn is_alive(&self) -> bool {
+        let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut one = [PollFd::new(&self.channel, end)];
+        matches!(poll(&mut one, Some(&Timespec::default())), Ok(0))
     }
 
     /// Has the server make stable what was written, and waits for that.
@@ -144,6 +148,20 @@ pub fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         return Ok(known.into_iter().map(|address| SocketAddr::new(address, port)).collect());
     }
     Ok((host, port).to_socket_addrs()?.collect())
+}
+
+/// Connects to the first address that answers. None may use up the time of those that come after it.
+fn open_one(found: &[SocketAddr], deadline: Instant, stop: &EventNotifier) -> io::Result<OwnedFd> {
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for (address, left) in found.iter().zip((1..=found.len() as u32).rev()) {
+        let now = Instant::now();
+        let share = deadline.saturating_duration_since(now) / left;
+        match open_tcp(*address, now + share, stop) {
+            Ok(socket) => return Ok(socket),
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
 }
 
 fn open_tcp(address: SocketAddr, deadline: Instant, stop: &EventNotifier) -> io::Result<OwnedFd> {
@@ -275,6 +293,7 @@ impl Write for Stream<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -295,5 +314,20 @@ mod tests {
         // Nor is it waited for.
         stop.set();
         refused(read(now + PATIENCE).unwrap_err());
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let [silent, answers] = [bind(), bind()];
+        let addresses = [&silent, &answers].map(|listener| listener.local_addr().unwrap());
+        // Who listens and accepts nobody takes as many as this, and says nothing to the next.
+        rustix::net::listen(&silent, 0).unwrap();
+        let _taken = TcpStream::connect(addresses[0]).unwrap();
+        let stop = EventNotifier::new().unwrap();
+        let opened = open_one(&addresses, Instant::now() + PATIENCE / 5, &stop);
+        drop((opened.unwrap(), answers.accept().unwrap()));
+        let alone = open_one(&addresses[..1], Instant::now() + PATIENCE / 50, &stop);
+        assert_eq!(alone.unwrap_err().kind(), io::ErrorKind::TimedOut, "nobody answers there");
     }
 }

@@ -50,8 +50,7 @@ pub(crate) fn start_connector() -> io::Result<(Sender<Message>, impl FnOnce(Weak
     let (give, take) = channel();
     STARTER.run(move || {
         if let Ok(disk) = take.recv() {
-            Connector { disk, waiting: Vec::new(), next: None, delay: SHORTEST, said: String::new(), succeeded: None }
-                .run(&messages);
+            Connector { disk, waiting: Vec::new(), next: None, pace: Pace::new(), said: String::new() }.run(&messages);
         }
     })?;
     Ok((sender, move |disk| drop(give.send(disk))))
@@ -62,10 +61,54 @@ struct Connector {
     waiting: Vec<Weak<Line>>,
     /// When it is tried next.
     next: Option<Instant>,
-    delay: Duration,
+    pace: Pace,
     /// Why it did not succeed last, which is said once.
     said: String,
+}
+
+/// How fast attempts follow one another.
+///
+/// Where a server is there for one engine it is there for all that wait with it: they are connected in one go, a round. Who
+/// comes meanwhile waits for the next, or a server that keeps no connection would be asked for others without end.
+struct Pace {
+    delay: Duration,
+    /// How many are left of the round.
+    round: usize,
     succeeded: Option<Instant>,
+}
+
+impl Pace {
+    const fn new() -> Self {
+        Self { delay: SHORTEST, round: 0, succeeded: None }
+    }
+
+    /// Somebody comes to wait: until when at most, if nobody else does.
+    fn enqueue(&mut self, now: Instant) -> Instant {
+        if self.succeeded.is_some_and(|at| now.saturating_duration_since(at) > WELL) {
+            self.delay = SHORTEST;
+        }
+        now + self.delay
+    }
+
+    /// An attempt begins for one of so many.
+    fn begin(&mut self, waiting: usize) {
+        if self.round == 0 {
+            self.round = waiting;
+        }
+    }
+
+    /// It has ended, and there are so many who wait yet: when the next one is.
+    fn end(&mut self, is_connected: bool, waiting: usize, now: Instant) -> Option<Instant> {
+        self.round = if is_connected { (self.round - 1).min(waiting) } else { 0 };
+        if is_connected {
+            self.succeeded = Some(now);
+        }
+        if self.round > 0 {
+            return Some(now);
+        }
+        self.delay = (self.delay * 2).min(LONGEST);
+        (waiting > 0).then(|| now + self.delay)
+    }
 }
 
 impl Connector {
@@ -92,10 +135,8 @@ impl Connector {
 
     fn enqueue(&mut self, line: Weak<Line>) {
         self.waiting.push(line);
-        if self.succeeded.is_some_and(|at| at.elapsed() > WELL) {
-            self.delay = SHORTEST;
-        }
-        self.next.get_or_insert_with(|| Instant::now() + self.delay);
+        let soon = self.pace.enqueue(Instant::now());
+        self.next.get_or_insert(soon);
     }
 
     fn attempt(&mut self, disk: &Shared) {
@@ -104,29 +145,82 @@ impl Connector {
         if self.waiting.is_empty() {
             return;
         }
+        self.pace.begin(self.waiting.len());
         let made = Connection::make(&disk.target, &disk.stop).map_err(|e| e.to_string());
         let made = made.and_then(|connection| disk.accept(&connection.export).map(|()| connection));
-        self.delay = (self.delay * 2).min(LONGEST);
         let name = &disk.target.node_name;
+        let is_connected = made.is_ok();
         match made {
             Ok(connection) => {
                 tracing::info!("blockdev '{name}': connected to its server");
                 self.said.clear();
-                self.succeeded = Some(Instant::now());
                 match self.waiting.remove(0).upgrade() {
                     Some(line) => line.give(connection),
                     None => connection.close(),
                 }
-                // It is there for the others, too.
-                self.next = (!self.waiting.is_empty()).then(Instant::now);
             }
             Err(why) => {
                 if why != self.said {
                     tracing::warn!("blockdev '{name}': {why}; trying on");
                     self.said = why;
                 }
-                self.next = Some(Instant::now() + self.delay);
             }
         }
+        self.next = self.pace.end(is_connected, self.waiting.len(), Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So many are connected in one go; when the next attempt is.
+    fn round(pace: &mut Pace, count: usize, now: Instant) -> Option<Instant> {
+        (0..count).rev().fold(None, |_, left| {
+            pace.begin(left + 1);
+            pace.end(true, left, now)
+        })
+    }
+
+    #[test]
+    fn however_many_wait_they_are_connected_in_one_go_and_slow_down_the_next_no_more_than_one_does() {
+        let now = Instant::now();
+        let after = |count| {
+            let mut pace = Pace::new();
+            pace.enqueue(now);
+            assert_eq!(round(&mut pace, count, now), None);
+            pace.enqueue(now)
+        };
+        assert_eq!(after(1), now + SHORTEST * 2);
+        assert_eq!(after(8), after(1));
+    }
+
+    #[test]
+    fn a_server_that_keeps_no_connection_is_asked_ever_more_slowly_by_several_who_want_one_at_once() {
+        let now = Instant::now();
+        let mut pace = Pace::new();
+        pace.enqueue(now);
+        // The first has lost its own, and waits again, before the second is connected.
+        pace.begin(2);
+        assert_eq!(pace.end(true, 2, now), Some(now));
+        pace.begin(2);
+        assert_eq!(pace.end(true, 2, now), Some(now + SHORTEST * 2));
+        pace.begin(2);
+        assert_eq!(pace.end(true, 2, now), Some(now));
+        pace.begin(2);
+        assert_eq!(pace.end(true, 2, now), Some(now + SHORTEST * 4));
+        assert_eq!(pace.enqueue(now + WELL * 2), now + WELL * 2 + SHORTEST, "it has been well since");
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_is_asked_half_as_often_each_time_up_to_five_seconds() {
+        let now = Instant::now();
+        let mut pace = Pace::new();
+        let delays = (0..8).map(|_| {
+            pace.begin(3);
+            pace.end(false, 3, now).unwrap() - now
+        });
+        let expected = [200, 400, 800, 1600, 3200, 5000, 5000, 5000].map(Duration::from_millis);
+        assert_eq!(delays.collect::<Vec<_>>(), expected);
     }
 }

@@ -146,7 +146,10 @@ impl Remote for NbdDisk {
                 self.target.uri
             )));
         }
-        let engine = NbdEngine::new(Arc::clone(shared), state.idle.take())?;
+        // The server may have ended it while nobody looked.
+        let (alive, ended) = state.idle.take().into_iter().partition::<Vec<_>, _>(Connection::is_alive);
+        ended.into_iter().for_each(|ended| shared.tell(Message::Close(ended)));
+        let engine = NbdEngine::new(Arc::clone(shared), alive.into_iter().next())?;
         state.engines.push(Arc::downgrade(engine.line()));
         Ok(Box::new(engine))
     }
@@ -251,9 +254,15 @@ impl Shared {
         }
         spare.into_iter().for_each(Connection::close);
         let connection = Connection::make(&self.target, &self.stop).map_err(io::Error::other)?;
-        let size = connection.export.size;
+        let export = connection.export;
+        let size = export.size;
         let mut made = Some(connection);
         let mut state = self.state();
+        if state.engines.is_empty() {
+            // The next engine goes on over this one, with as many bytes as there are.
+            self.check(&state, &export).map_err(io::Error::other)?;
+            state.export = export;
+        }
         state.export.size = size;
         // A server goes by what it has told on each connection: no guest is to know of more than its own.
         let engines: Vec<_> = state.engines.iter().filter_map(Weak::upgrade).collect();
@@ -261,6 +270,10 @@ impl Shared {
         for line in engines.iter().filter(|line| line.knows_less_than(size)) {
             let next = made.take().map_or_else(|| Connection::make(&self.target, &self.stop), Ok);
             let next = next.map_err(io::Error::other)?;
+            if !self.takes_several(&next.export) {
+                // No flush over this one would be for what was written over the one that the engine has.
+                return Err(io::Error::other("the server takes one connection now, and an I/O thread has one"));
+            }
             self.accept(&next.export).map_err(io::Error::other)?;
             line.give(next);
         }
@@ -290,8 +303,9 @@ impl Shared {
         let idle = state.idle.take();
         drop(state);
         let connection = self.flush_over(idle, deadline)?;
+        let is_good = self.accept(&connection.export).is_ok();
         let mut state = self.state();
-        if state.engines.is_empty() {
+        if is_good && state.engines.is_empty() {
             state.idle = Some(connection);
         } else {
             connection.close();
@@ -331,16 +345,22 @@ impl Shared {
         if new.size < old.size {
             return Err(format!("the export has {} bytes now, and had {}", new.size, old.size));
         }
-        if blocks(new).logical > blocks(&old).logical {
+        self.check(&state, new)?;
+        state.export = *new;
+        Ok(())
+    }
+
+    /// The same, of whatever size it is.
+    fn check(&self, State { export: old, engines, .. }: &State, new: &Export) -> Result<(), String> {
+        if blocks(new).logical > blocks(old).logical {
             return Err(format!("the export has blocks of {} bytes now", blocks(new).logical));
         }
         if !self.target.read_only && new.has(export_flag::READ_ONLY) {
             return Err("the export is for reading only now".to_owned());
         }
-        if state.engines.len() > 1 && !self.takes_several(new) {
+        if engines.len() > 1 && !self.takes_several(new) {
             return Err("the server takes one connection now, and several I/O threads have the disk".to_owned());
         }
-        state.export = *new;
         Ok(())
     }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use egret_disk::Disk;
+use egret_disk::{Disk, Op};
 use egret_nbd::Target;
-use egret_nbd::protocol::{command, export_flag};
+use egret_nbd::protocol::{BlockSizes, command, export_flag};
 
 use crate::refuse::refuse;
 use crate::rig::{Rig, open};
@@ -236,4 +236,109 @@ fn what_is_flushed_while_nobody_serves_it_is_flushed_over_another_connection_whe
             assert_eq!(flushing.join().unwrap(), Ok(()), "{says_so}");
         });
     }
+}
+
+#[test]
+fn an_io_thread_that_comes_after_the_server_was_restarted_waits_for_a_connection_to_it() {
+    let server = Server::new();
+    let (disk, peer) = opened(&server, Says::default(), server.target(0));
+    let disk = disk.unwrap();
+    drop(peer);
+    let mut rig = Rig::new(&disk).unwrap();
+    let write = rig.write(0, &[1; 512]);
+    rig.submit();
+    let serving = std::thread::spawn(move || {
+        let mut next = server.accept(Says::default());
+        let (request, _) = next.request();
+        next.done(&request);
+        (next, server)
+    });
+    assert_eq!(rig.wait(write).0, Ok(()));
+    serving.join().unwrap();
+}
+
+/// Asks for the size of a disk whose server is another by now.
+fn ask_again(disk: &Disk, server: &Server, says: Says) -> (Result<u64, String>, Peer) {
+    std::thread::scope(|scope| {
+        let size = scope.spawn(|| disk.refresh_size().map_err(|e| e.to_string()));
+        let peer = server.accept(says);
+        (size.join().unwrap(), peer)
+    })
+}
+
+#[test]
+fn what_has_become_something_else_while_nobody_served_it_is_not_taken_for_what_it_was() {
+    let blocks = Some(BlockSizes { minimum: 4096, preferred: 4096, maximum: 1 << 20 });
+    let read_only = Says { flags: Says::default().flags | export_flag::READ_ONLY, ..Says::default() };
+    let server = Server::new();
+    for (other, why) in [(read_only, "for reading only now"), (Says { blocks, ..Says::default() }, "blocks of 4096")] {
+        let (disk, mut first) = opened(&server, Says::default(), server.target(0));
+        let disk = disk.unwrap();
+        let (size, mut refused) = ask_again(&disk, &server, other);
+        assert!(size.as_ref().is_err_and(|e| e.contains(why)), "{size:?}");
+        assert!(first.is_left() && refused.is_left());
+        // Nor is what a flush was sent over.
+        let mut rig = Rig::new(&disk).unwrap();
+        let mut next = server.accept(Says::default());
+        let write = rig.write(0, &[1; 512]);
+        let serving = std::thread::spawn(move || {
+            let (request, _) = next.request();
+            next.done(&request);
+            next
+        });
+        assert_eq!(rig.wait(write).0, Ok(()), "{why}");
+        drop(rig);
+        drop(serving.join().unwrap());
+        std::thread::scope(|scope| {
+            let flushed = scope.spawn(|| disk.flush().map_err(|e| e.to_string()));
+            let mut other = server.accept(other);
+            let (request, _) = other.request();
+            assert_eq!(request.command, command::FLUSH);
+            other.done(&request);
+            assert_eq!(flushed.join().unwrap(), Ok(()));
+            assert!(other.is_left(), "{why}");
+        });
+    }
+}
+
+#[test]
+fn a_server_that_has_come_to_take_one_connection_is_asked_for_no_second() {
+    let one = Says::default().without(export_flag::CAN_MULTI_CONN);
+    let server = Server::new();
+    let (disk, _first) = opened(&server, Says::default(), server.target(0));
+    let disk = disk.unwrap();
+    let (size, mut peer) = ask_again(&disk, &server, one);
+    assert_eq!(size, Ok(disk.size()));
+    let mut rig = Rig::new(&disk).unwrap();
+    // Nobody would accept it.
+    assert_eq!(disk.refresh_size().unwrap(), disk.size());
+    let refused = Rig::new(&disk).err().expect("a second I/O thread is refused");
+    assert!(refused.contains("NBD_FLAG_CAN_MULTI_CONN"), "{refused}");
+    let write = rig.write(0, &[1; 512]);
+    let serving = std::thread::spawn(move || {
+        let (request, _) = peer.request();
+        peer.done(&request);
+        peer
+    });
+    assert_eq!(rig.wait(write).0, Ok(()));
+    serving.join().unwrap();
+}
+
+#[test]
+fn what_is_written_over_a_connection_is_flushed_over_it_where_the_server_has_grown_and_takes_one_now() {
+    let server = Server::new();
+    let (disk, mut peer) = opened(&server, Says::default(), server.target(0));
+    let disk = disk.unwrap();
+    let mut rig = Rig::new(&disk).unwrap();
+    let one = Says { size: 2 << 20, ..Says::default().without(export_flag::CAN_MULTI_CONN) };
+    let (size, mut refused) = ask_again(&disk, &server, one);
+    assert!(size.is_err() && refused.is_left(), "{size:?}");
+    let flush = rig.push(Op::Flush, 0, 0, Vec::new());
+    let serving = std::thread::spawn(move || {
+        let (request, _) = peer.request();
+        peer.done(&request);
+        peer
+    });
+    assert_eq!(rig.wait(flush).0, Ok(()));
+    serving.join().unwrap();
 }
