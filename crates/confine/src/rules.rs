@@ -342,7 +342,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_io_uring_register, &[Io], "pin-memory=on", "BUFFERS2", int(1, register::BUFFERS2 as i64)),
     call!(SYS_io_uring_register, &[Io], "pin-memory=on", "BUFFERS_UPDATE", int(1, register::BUFFERS_UPDATE as i64)),
     call!(SYS_mincore, &[Io], "pin-memory=on"),
-    call!(SYS_sched_setaffinity, &[Io, Control], "cpu-affinity; calibrating"),
+    call!(SYS_sched_setaffinity, &[Io, Control], "cpu-affinity; calibrating", "of the thread itself", int(0, 0)),
     // An I/O thread starts with these, before it narrows itself.
     call!(SYS_io_uring_setup, &[Control], "an I/O thread's ring"),
     call!(

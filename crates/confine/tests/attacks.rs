@@ -65,7 +65,7 @@ fn attack(kind: ThreadKind, outside: &Path, port: u16) {
     let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a call that is refused does nothing, and one that is not fails the test; a copy of the process that gets
     // through ends at once. No pointer is to anything that is changed.
-    let attacks: [(&str, c_long); 32] = unsafe {
+    let attacks: [(&str, c_long); 33] = unsafe {
         [
             ("open for reading", open(outside, libc::O_RDONLY)),
             ("open for writing", open(outside, libc::O_WRONLY)),
@@ -96,6 +96,8 @@ fn attack(kind: ThreadKind, outside: &Path, port: u16) {
             }),
             ("a signal to another process", syscall!(libc::SYS_tgkill, 1, 1, 0)),
             ("a signal to any process", syscall!(libc::SYS_kill, 1, 0)),
+            // The kernel lets a thread choose for those of its user that have no more capabilities.
+            ("processors of one that is named", syscall!(libc::SYS_sched_setaffinity, libc::gettid(), 0, none)),
             ("another filter's listener", syscall!(libc::SYS_seccomp, 1, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER, none)),
             ("bpf", syscall!(libc::SYS_bpf, 0, none, 0)),
             ("perf_event_open", syscall!(libc::SYS_perf_event_open, none, 0, -1, -1, 0)),
