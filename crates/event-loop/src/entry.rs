@@ -22,8 +22,10 @@ pub(crate) struct Entry<S: Source> {
     pub generation: u32,
     /// On the active list.
     pub active: bool,
-    /// Its events show on its descriptor.
+    /// Its events show on its descriptor, and it had none when it was asked for that.
     pub armed: bool,
+    /// Its events may show on its descriptor: nobody has suppressed them since it came, or was armed, with success or not.
+    pub may_ring: bool,
     /// On the ready list.
     pub ready: bool,
     /// On the touched list.
@@ -57,8 +59,8 @@ impl<S: Source> Entry<S> {
     }
 
     pub(crate) fn suppress(&mut self) {
-        if self.armed {
-            self.armed = false;
+        if self.may_ring {
+            (self.may_ring, self.armed) = (false, false);
             self.source.suppress();
         }
     }
@@ -71,6 +73,7 @@ impl<S: Source> Entry<S> {
 
     pub(crate) fn arm(&mut self) -> bool {
         if !self.armed {
+            self.may_ring = true;
             self.armed = self.source.arm();
         }
         self.armed

@@ -55,6 +55,7 @@ impl<S: Source> Sources<S> {
             generation: id.generation,
             active: false,
             armed: false,
+            may_ring: true,
             ready: false,
             touched: false,
             last_event: now,

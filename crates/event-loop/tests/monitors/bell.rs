@@ -170,6 +170,7 @@ pub struct Outside {
     work: AtomicU64,
     /// How often the loop looked.
     pub looks: AtomicU64,
+    /// As with a ring, until it is told otherwise.
     armed: AtomicU64,
     pub fd: OwnedFd,
 }
@@ -178,8 +179,12 @@ impl Outside {
     pub fn is_armed(&self) -> bool {
         self.armed.load(Ordering::SeqCst) == 1
     }
-    pub fn ring(&self) {
+    /// Adds work that nobody is told of.
+    pub fn add(&self) {
         self.work.fetch_add(1, Ordering::SeqCst);
+    }
+    pub fn ring(&self) {
+        self.add();
         if self.is_armed() {
             rustix::io::write(&self.fd, &1u64.to_ne_bytes()).unwrap();
         }
@@ -188,7 +193,7 @@ impl Outside {
 
 pub fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
     let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    let outside = Arc::new(Outside { work: AtomicU64::new(0), looks: AtomicU64::new(0), armed: AtomicU64::new(0), fd });
+    let outside = Arc::new(Outside { work: AtomicU64::new(0), looks: AtomicU64::new(0), armed: AtomicU64::new(1), fd });
     let (heard, hear) = channel();
     let mine = Arc::clone(&outside);
     let bell = Bell {

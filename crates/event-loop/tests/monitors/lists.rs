@@ -134,6 +134,38 @@ fn a_source_that_is_looked_at_need_not_ring() {
 }
 
 #[test]
+fn a_source_that_comes_with_work_need_not_ring_any_more_when_that_is_dispatched() {
+    let mut target = EventLoop::new(options(MonitorChoice::Auto, Nanos::MAX), |_ring| Echo::default()).unwrap();
+    let (bell, outside, hear) = bell();
+    outside.ring();
+    target.attach(bell).map_err(|(_, e)| e).unwrap();
+    target.turn().unwrap();
+    hear_work(&hear, 1);
+    assert!(!outside.is_armed());
+}
+
+#[test]
+fn a_source_whose_work_slips_in_while_it_is_armed_need_not_ring_any_more_when_that_is_dispatched() {
+    let idle_after = Nanos::from_millis(3_600_000);
+    let options = LoopOptions { idle_after, ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+    let (mut bell, outside, _hear) = bell();
+    let (tell, told) = channel();
+    let theirs = Arc::clone(&outside);
+    bell.when_armed = Some(Box::new(move || {
+        theirs.ring();
+        tell.send(()).unwrap();
+    }));
+    // There before it comes, so that it comes on the list.
+    outside.ring();
+    target.attach(bell).map_err(|(_, e)| e).unwrap();
+    while told.try_recv().is_err() {
+        target.turn().unwrap();
+    }
+    assert!(!outside.is_armed());
+}
+
+#[test]
 fn while_a_loop_spins_no_source_need_ring() {
     let options = options(MonitorChoice::Auto, Nanos::ZERO);
     let (handle, thread) = spawn::<Bell>(options, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
@@ -161,7 +193,7 @@ fn work_that_is_found_by_looking_counts_as_a_kick_that_was_spared() {
     let options = LoopOptions { idle_after: Nanos::from_millis(60_000), ..options(MonitorChoice::Auto, Nanos::ZERO) };
     let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
     let (bell, outside, _hear) = bell();
-    outside.ring();
+    outside.add();
     target.attach(bell).map_err(|(_, e)| e).unwrap();
     for spared in 0..3 {
         target.turn().unwrap();
