@@ -14,6 +14,7 @@ use egret_nbd::Channel;
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
 use egret_polling::{Parameters, PolicyKind};
 use egret_virtio::RequestType;
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::super::client::{Contexts, PART};
 use super::super::extents;
@@ -107,6 +108,12 @@ impl Fixture {
         while self.lane().clients.len() < count {
             self.io.turn().unwrap();
         }
+    }
+
+    /// Whether its sockets have anything to tell it, by so many seconds from now.
+    fn hears(&mut self, seconds: i64) -> bool {
+        let patience = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.lane().epoll, PollFlags::IN)], Some(&patience)).unwrap() > 0
     }
 
     /// A turn, if the lane has something to do in one.
@@ -214,6 +221,49 @@ fn a_client_that_says_something_and_is_gone_at_once_is_found_gone() {
     client.write_all(&request(0, command::READ, 0)).unwrap();
     drop(client);
     while fixture.lane().clients.iter().any(Option::is_some) {
+        fixture.io.turn().unwrap();
+    }
+}
+
+#[test]
+fn a_client_that_takes_its_reply_gives_its_lane_nothing_to_do() {
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let mut client = fixture.connect(Vec::new());
+    fixture.await_clients(1);
+    while fixture.goes_on() {}
+    for _ in 0..10 {
+        client.write_all(&request(0, command::READ, 512)).unwrap();
+        let mut left = 16 + 512;
+        while left > 0 {
+            fixture.io.turn().unwrap();
+            left -= heard(&mut client);
+        }
+        while fixture.goes_on() {}
+        assert!(!fixture.hears(0));
+    }
+}
+
+#[test]
+fn a_client_that_takes_its_replies_late_has_the_rest_as_soon_as_there_is_room_and_then_nobody_is_told_of_room_any_more()
+{
+    let data = Driver::Null { size: 64 << 20, latency: Nanos::ZERO, read_zeroes: false };
+    let mut fixture = Fixture::of(&Options::new("null", data));
+    let mut client = fixture.connect(request(0, command::READ, PART).repeat(3));
+    fixture.await_clients(1);
+    for _ in 0..2 {
+        let mut left = 3 * (16 + MIB);
+        while left > 0 {
+            while fixture.goes_on() {}
+            assert!(!fixture.hears(0), "there is no room yet");
+            left -= heard(&mut client);
+            if left > 0 {
+                assert!(fixture.hears(30), "there is room");
+                fixture.io.turn().unwrap();
+            }
+        }
+        while fixture.goes_on() {}
+        assert!(!fixture.hears(0), "there is nothing to send");
+        client.write_all(&request(0, command::READ, PART).repeat(3)).unwrap();
         fixture.io.turn().unwrap();
     }
 }
