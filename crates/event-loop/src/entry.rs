@@ -50,6 +50,15 @@ impl<S: Source> Entry<S> {
         }
     }
 
+    /// Likewise one of which the monitor has told. That is an event, unless a look shows that there is nothing.
+    pub(crate) fn mark_reported(&mut self, index: u32, active: &mut Vec<u32>, ready: &mut Vec<u32>) {
+        if !self.active && !self.source.sees_all() {
+            self.active = true;
+            active.push(index);
+        }
+        self.mark_ready(index, active, ready);
+    }
+
     /// Puts the source, which is `index`, on the list of those that notify.
     pub(crate) fn touch(&mut self, index: u32, touched: &mut Vec<u32>) {
         if !self.touched {

@@ -95,6 +95,12 @@ impl<S: Source> Sources<S> {
         entry.mark_ready(index, &mut self.active, &mut self.ready);
     }
 
+    /// Likewise one of which the monitor has told.
+    pub(crate) fn mark_reported(&mut self, index: u32) {
+        let Some(entry) = &mut self.entries[index as usize] else { return };
+        entry.mark_reported(index, &mut self.active, &mut self.ready);
+    }
+
     pub(crate) fn touch(&mut self, index: u32) {
         let Some(entry) = &mut self.entries[index as usize] else { return };
         entry.touch(index, &mut self.touched);

@@ -136,7 +136,7 @@ impl<S: Source> EventLoop<S> {
                 self.backend.announced(generation.cast_signed());
             } else if self.sources.get(SourceId { index, generation }).is_some() {
                 self.polling.counters.kicks.add(1);
-                self.sources.mark_ready(index);
+                self.sources.mark_reported(index);
             }
         }
     }

@@ -12,7 +12,7 @@ use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{
     Backend, ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Signals, Source, SourceId, Turn, spawn,
 };
-use egret_polling::{BlockCost, EventKind, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build};
+use egret_polling::{Active, BlockCost, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// A policy with one window for ever.
@@ -42,16 +42,15 @@ impl Policy for Weighing {
     }
 }
 
-/// A policy in the likeness of QEMU's, which passes on what it observes: how long the wait was, and the kinds of sources on the
-/// active list.
-pub struct EveryTurn(pub Sender<(Nanos, Vec<EventKind>)>);
+/// A policy in the likeness of QEMU's, which passes on what it observes: how long the wait was, and the active list.
+pub struct EveryTurn(pub Sender<(Nanos, Vec<Active>)>);
 
 impl Policy for EveryTurn {
     fn window(&mut self, _before: &Standing) -> Nanos {
         Nanos::ZERO
     }
     fn observe(&mut self, wait: &Wait<'_>) {
-        let _ = self.0.send((wait.length, wait.active.iter().map(|source| source.kind).collect()));
+        let _ = self.0.send((wait.length, wait.active.to_vec()));
     }
     fn forget(&mut self, _slot: Slot) {}
     fn window_now(&self) -> Nanos {
@@ -163,6 +162,8 @@ pub struct Bell {
     pub refuses: bool,
     /// What happens when it is armed next.
     pub when_armed: Option<Box<dyn FnOnce() + Send>>,
+    /// Whether it sees its work only when it is dispatched.
+    pub is_blind: bool,
     stopped: bool,
 }
 
@@ -210,6 +211,7 @@ pub fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
         leaves: None,
         refuses: false,
         when_armed: None,
+        is_blind: false,
         stopped: false,
     };
     (bell, outside, hear)
@@ -239,7 +241,10 @@ impl Source for Bell {
     fn detached(&mut self, _backend: &mut Echo) {}
     fn poll(&mut self) -> bool {
         self.outside.looks.fetch_add(1, Ordering::Relaxed);
-        !self.stopped && self.outside.work.load(Ordering::SeqCst) != self.seen
+        !self.is_blind && !self.stopped && self.outside.work.load(Ordering::SeqCst) != self.seen
+    }
+    fn sees_all(&self) -> bool {
+        !self.is_blind
     }
     fn dispatch(&mut self, backend: &mut Echo, turn: &mut Turn<'_, Self>) {
         let work = if self.stopped { 0 } else { self.outside.work.load(Ordering::SeqCst) - self.seen };

@@ -67,7 +67,7 @@ fn a_source_is_on_the_list_of_those_that_are_looked_at_once_if_it_has_had_work()
     let queues = || {
         handle.call(|_| ()).unwrap();
         let (_, active) = told.try_iter().last().expect("a turn");
-        active.iter().filter(|&&kind| kind == EventKind::Queue).count()
+        active.iter().filter(|source| source.kind == EventKind::Queue).count()
     };
     let (mut bell, outside, hear) = bell();
     bell.unfinished = 10;
@@ -88,6 +88,37 @@ fn a_source_is_on_the_list_of_those_that_are_looked_at_once_if_it_has_had_work()
 }
 
 #[test]
+fn what_the_monitor_tells_of_a_source_is_an_event_if_only_a_dispatch_sees_work_and_otherwise_if_a_look_does() {
+    for (is_blind, works, expected) in
+        [(false, false, None), (false, true, Some(true)), (true, false, Some(true)), (true, true, Some(true))]
+    {
+        let (tell, told) = channel();
+        let options = LoopOptions {
+            policy: Box::new(EveryTurn(tell)),
+            idle_after: Nanos::from_millis(3_600_000),
+            ..options(MonitorChoice::Auto, Nanos::ZERO)
+        };
+        let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+        let (mut bell, outside, hear) = bell();
+        bell.is_blind = is_blind;
+        target.attach(bell).map_err(|(_, e)| e).unwrap();
+        target.turn().unwrap();
+        while hear.try_recv().is_ok() {}
+        if works {
+            outside.add();
+        }
+        rustix::io::write(&outside.fd, &1u64.to_ne_bytes()).unwrap();
+        // It has turns for other reasons, too.
+        while hear.try_recv().is_err() {
+            target.turn().unwrap();
+        }
+        let (_, active) = told.try_iter().last().expect("a turn");
+        let ready = active.iter().find(|source| source.kind == EventKind::Queue).map(|source| source.ready);
+        assert_eq!(ready, expected, "blind: {is_blind}, works: {works}");
+    }
+}
+
+#[test]
 fn a_source_stays_on_the_list_until_it_has_been_idle_for_so_long() {
     let (tell, told) = channel();
     let options = LoopOptions {
@@ -103,7 +134,7 @@ fn a_source_stays_on_the_list_until_it_has_been_idle_for_so_long() {
         target.wake(id);
         target.turn().unwrap();
         let (_, active) = told.try_iter().last().expect("a turn");
-        active.iter().filter(|&&kind| kind == EventKind::Queue).count()
+        active.iter().filter(|source| source.kind == EventKind::Queue).count()
     };
     // The first turn is one in which idle sources are looked for.
     assert_eq!([queues(&mut target), queues(&mut target)], [1, 1]);

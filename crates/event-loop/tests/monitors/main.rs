@@ -13,7 +13,7 @@ use std::thread::{self, ThreadId};
 
 use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Phase, Source, SourceId, spawn};
-use egret_polling::{EventKind, Nanos};
+use egret_polling::{Active, EventKind, Nanos};
 use rustix::event::{EventfdFlags, eventfd};
 
 use bell::{Bell, Echo, EveryTurn, Heard, PATIENCE, Weighing, bell, fixed, hear_work, on_every_loop, options};
@@ -520,9 +520,9 @@ fn a_policy_of_qemu_sees_turns_without_a_wait_too_and_engines_from_the_first_of_
     // What is woken within a turn is there before the next wait.
     handle.send(move |target| target.wake(id));
     let mut waits = std::iter::from_fn(|| told.recv_timeout(PATIENCE).ok());
-    let is_none = |(length, active): &(Nanos, Vec<EventKind>)| {
+    let is_none = |(length, active): &(Nanos, Vec<Active>)| {
         assert!(
-            active.contains(&EventKind::Completion),
+            active.iter().any(|source| source.kind == EventKind::Completion),
             "nothing is in flight, and engines are looked at all the same"
         );
         *length == Nanos::ZERO

@@ -12,7 +12,7 @@ use egret_disk::{
 use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice};
 use egret_nbd::Channel;
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
-use egret_polling::{Parameters, PolicyKind};
+use egret_polling::{EventKind, Parameters, PolicyKind};
 use egret_virtio::RequestType;
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -266,6 +266,29 @@ fn a_client_that_takes_its_replies_late_has_the_rest_as_soon_as_there_is_room_an
         client.write_all(&request(0, command::READ, PART).repeat(3)).unwrap();
         fixture.io.turn().unwrap();
     }
+}
+
+#[test]
+fn a_wait_that_a_client_s_request_has_ended_was_ended_by_a_queue_as_far_as_policies_are_told() {
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let mut client = fixture.connect(Vec::new());
+    fixture.await_clients(1);
+    while fixture.goes_on() {}
+    // Whatever is to be dispatched has been.
+    fixture.io.wake(fixture.id);
+    fixture.io.turn().unwrap();
+    fixture.io.record_waits(10);
+    for _ in 0..3 {
+        client.write_all(&request(0, command::READ, 512)).unwrap();
+        let mut left = 16 + 512;
+        while left > 0 {
+            fixture.io.turn().unwrap();
+            left -= heard(&mut client);
+        }
+    }
+    let waits = fixture.io.take_recording(String::new()).unwrap().waits;
+    let kinds: Vec<_> = waits.iter().filter(|wait| wait.blocked).map(|wait| wait.ended_by).collect();
+    assert_eq!(kinds, [EventKind::Queue; 3]);
 }
 
 #[test]
