@@ -70,8 +70,8 @@ impl Policy for EveryTurn {
 pub struct Echo {
     pushed: Vec<u64>,
     done: Vec<u64>,
-    /// An engine that was brought in, and who hears of what it announces.
-    brought_in: Option<(OwnedFd, Sender<()>)>,
+    /// Engines that were brought in, and who hears of what they announce.
+    pub brought_in: Vec<(OwnedFd, Sender<()>)>,
     /// Who is told, when an engine that has left with the next completion is closed, whether the descriptors were asked for
     /// meanwhile.
     pub leaves: Option<Sender<bool>>,
@@ -92,7 +92,7 @@ impl Backend for Echo {
                 done(work)
             }
             if self.leaves.is_some()
-                && let Some((engine, _)) = self.brought_in.take()
+                && let Some((engine, _)) = self.brought_in.pop()
             {
                 self.left = Some(engine);
                 self.is_asked.set(false);
@@ -234,7 +234,7 @@ impl Source for Bell {
         }
         self.index = id.index();
         self.stopped = false;
-        backend.brought_in = self.brings.take().or(backend.brought_in.take());
+        backend.brought_in.extend(self.brings.take());
         backend.leaves = self.leaves.take().or(backend.leaves.take());
         Ok(())
     }

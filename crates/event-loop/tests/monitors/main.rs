@@ -6,6 +6,8 @@ mod lists;
 mod refuse;
 mod replayed;
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -81,6 +83,8 @@ fn what_engines_take_up_again_is_submitted_before_the_loop_sleeps() {
         let (mut bell, outside, hear) = bell();
         bell.halves = 1;
         handle.attach(bell).unwrap();
+        // It has been left to the monitor, and is dispatched once for each ring.
+        handle.call(|_| ()).unwrap();
         outside.ring();
         hear_work(&hear, 1);
         // When it was dispatched, and when it has ended.
@@ -254,6 +258,50 @@ fn an_engine_that_leaves_with_a_completion_is_not_watched_any_more_when_it_is_cl
         outside.ring();
         assert!(closed.recv_timeout(PATIENCE).expect("it is closed"), "its number may be another's by now");
     });
+}
+
+#[test]
+fn an_engine_that_cannot_be_watched_keeps_no_other_from_being_heard() {
+    let epoll = options(MonitorChoice::Epoll, Nanos::ZERO);
+    let (handle, thread) = spawn::<Bell>(epoll, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    let engines = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+    let ((tell, heard), [first, last]) = (channel(), engines.each_ref().map(|engine| engine.try_clone().unwrap()));
+    // epoll takes none of these.
+    let null = File::open("/dev/null").unwrap();
+    let all = [first, null.into(), last].map(|engine| (engine, tell.clone()));
+    handle.call(|target| target.backend().brought_in.extend(all)).unwrap();
+    for _ in 0..2 {
+        for engine in &engines {
+            rustix::io::write(engine, &1u64.to_ne_bytes()).unwrap();
+            heard.recv_timeout(PATIENCE).expect("the loop watches the engine");
+        }
+        handle.call(|_| ()).unwrap();
+    }
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
+}
+
+#[test]
+fn an_engine_is_heard_that_has_the_number_of_one_which_left_when_another_could_not_be_watched() {
+    let epoll = options(MonitorChoice::Epoll, Nanos::ZERO);
+    let (handle, thread) = spawn::<Bell>(epoll, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    let [old, new] = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+    let (tell, heard) = channel();
+    // Those of the loop, one after the other.
+    let replace = |engine: OwnedFd| {
+        let with = vec![(engine, tell.clone())];
+        handle.call(|target| std::mem::replace(&mut target.backend().brought_in, with)).unwrap().pop()
+    };
+    replace(old);
+    let (mut old, _) = replace(File::open("/dev/null").unwrap().into()).expect("it leaves");
+    // The loop has looked which there are.
+    handle.call(|_| ()).unwrap();
+    rustix::io::dup2(&new, &mut old).unwrap();
+    replace(old);
+    rustix::io::write(&new, &1u64.to_ne_bytes()).unwrap();
+    heard.recv_timeout(PATIENCE).expect("the loop watches the engine");
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
 }
 
 #[test]
