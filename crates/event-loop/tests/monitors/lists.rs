@@ -235,6 +235,27 @@ fn work_that_is_found_by_looking_counts_as_a_kick_that_was_spared() {
 }
 
 #[test]
+fn a_wait_that_a_look_before_the_sleep_has_ended_is_no_hit_of_a_loop_that_does_not_spin() {
+    let idle_after = Nanos::from_millis(3_600_000);
+    let options = LoopOptions { idle_after, ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+    let (mut bell, outside, hear) = bell();
+    let theirs = Arc::clone(&outside);
+    bell.when_armed = Some(Box::new(move || theirs.ring()));
+    // There before it comes, so that it comes on the list.
+    outside.ring();
+    target.attach(bell).map_err(|(_, e)| e).unwrap();
+    let mut work = 0;
+    while work < 2 {
+        target.turn().unwrap();
+        work += hear.try_iter().map(|heard| if let Heard::Dispatched { work } = heard { work } else { 0 }).sum::<u64>();
+    }
+    let counted = target.counters().read();
+    assert!(counted.waits > counted.blocks, "{counted:?}");
+    assert_eq!(counted.hits, 0);
+}
+
+#[test]
 fn a_loop_counts_how_long_it_has_spun_and_slept() {
     for window in [Nanos::ZERO, Nanos::from_millis(2)] {
         let begin = Instant::now();
