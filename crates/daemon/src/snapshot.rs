@@ -63,7 +63,7 @@ pub struct IoThread {
     pub cpu_ns: u64,
     /// Time spun in waits that spinning ended.
     pub spin_found_ns: u64,
-    /// Time spun in waits that slept after all.
+    /// Time spun in waits that spinning did not end.
     pub spin_wasted_ns: u64,
     /// Time asleep, in sleeps that are over.
     pub asleep_ns: u64,

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -153,19 +154,23 @@ pub(crate) fn thread_cpu() -> Nanos {
     clock::nanos(clock_gettime(ClockId::ThreadCPUTime))
 }
 
-/// What the kernel keeps about a thread and its core, read now and then.
+/// What the kernel keeps about a thread and its core, read now and then. Where it keeps none (`schedstat` is there with
+/// CONFIG_SCHEDSTATS or CONFIG_TASK_DELAY_ACCT), none is known of.
 pub(crate) struct Strain {
-    schedstat: File,
-    status: File,
+    schedstat: Option<File>,
+    status: Option<File>,
     last: Contention,
 }
 
 impl Strain {
     /// Opens the records of a thread of this process.
     pub(crate) fn of(thread: Pid) -> io::Result<Self> {
-        let task = format!("/proc/self/task/{}", thread.as_raw_nonzero());
-        let schedstat = File::open(format!("{task}/schedstat"))?;
-        let status = File::open(format!("{task}/status"))?;
+        Self::at(Path::new(&format!("/proc/self/task/{}", thread.as_raw_nonzero())))
+    }
+
+    /// Opens those in a directory.
+    fn at(task: &Path) -> io::Result<Self> {
+        let (schedstat, status) = (open_if_there(&task.join("schedstat"))?, open_if_there(&task.join("status"))?);
         let mut new = Self { schedstat, status, last: Contention::default() };
         new.last = new.read()?;
         Ok(new)
@@ -179,10 +184,10 @@ impl Strain {
 
     fn read(&self) -> io::Result<Contention> {
         let mut buffer = [0; 4096];
-        let text = read_at_start(&self.schedstat, &mut buffer)?;
+        let text = read_at_start(self.schedstat.as_ref(), &mut buffer)?;
         let mut numbers = text.split_ascii_whitespace().filter_map(|word| word.parse().ok());
         let (ran, delayed) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        let text = read_at_start(&self.status, &mut buffer)?;
+        let text = read_at_start(self.status.as_ref(), &mut buffer)?;
         let preempted = text.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
         let preempted = preempted.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
         Ok(Contention { ran: Nanos(ran), delayed: Nanos(delayed), preempted })
@@ -197,8 +202,15 @@ fn between(before: Contention, now: Contention) -> Contention {
     }
 }
 
-fn read_at_start<'a>(file: &File, buffer: &'a mut [u8]) -> io::Result<&'a str> {
-    let len = file.read_at(buffer, 0)?;
+fn open_if_there(path: &Path) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+fn read_at_start<'a>(file: Option<&File>, buffer: &'a mut [u8]) -> io::Result<&'a str> {
+    let len = file.map_or(Ok(0), |file| file.read_at(buffer, 0))?;
     std::str::from_utf8(&buffer[..len]).map_err(io::Error::other)
 }
 
@@ -286,6 +298,12 @@ mod tests {
         assert!(first.ran >= looked - opened && first.ran <= after - begin, "{first:?}");
         let second = strain.since_last().unwrap();
         assert!(second.ran <= thread_cpu() - looked, "{second:?}");
+    }
+
+    #[test]
+    fn of_what_the_kernel_does_not_keep_nothing_is_known() {
+        let mut strain = Strain::at(Path::new("/nowhere")).unwrap();
+        assert_eq!(strain.since_last().unwrap(), Contention::default());
     }
 
     #[test]

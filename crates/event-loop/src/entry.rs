@@ -22,8 +22,10 @@ pub(crate) struct Entry<S: Source> {
     pub generation: u32,
     /// On the active list.
     pub active: bool,
-    /// Its events show on its descriptor.
+    /// Its events show on its descriptor, and it had none when it was asked for that.
     pub armed: bool,
+    /// Its events may show on its descriptor: nobody has suppressed them since it came, or was armed, with success or not.
+    pub may_ring: bool,
     /// On the ready list.
     pub ready: bool,
     /// On the touched list.
@@ -48,6 +50,15 @@ impl<S: Source> Entry<S> {
         }
     }
 
+    /// Likewise one of which the monitor has told. That is an event, unless a look shows that there is nothing.
+    pub(crate) fn mark_reported(&mut self, index: u32, active: &mut Vec<u32>, ready: &mut Vec<u32>) {
+        if !self.active && !self.source.sees_all() {
+            self.active = true;
+            active.push(index);
+        }
+        self.mark_ready(index, active, ready);
+    }
+
     /// Puts the source, which is `index`, on the list of those that notify.
     pub(crate) fn touch(&mut self, index: u32, touched: &mut Vec<u32>) {
         if !self.touched {
@@ -57,8 +68,8 @@ impl<S: Source> Entry<S> {
     }
 
     pub(crate) fn suppress(&mut self) {
-        if self.armed {
-            self.armed = false;
+        if self.may_ring {
+            (self.may_ring, self.armed) = (false, false);
             self.source.suppress();
         }
     }
@@ -71,6 +82,7 @@ impl<S: Source> Entry<S> {
 
     pub(crate) fn arm(&mut self) -> bool {
         if !self.armed {
+            self.may_ring = true;
             self.armed = self.source.arm();
         }
         self.armed

@@ -419,15 +419,24 @@ impl<S: Source> EventLoop<S> {
         }
     }
 
+    /// Watches the engines that there are. One that cannot be watched keeps no other from it, and is tried again next time.
     fn watch_backend(&mut self) -> io::Result<()> {
-        let fds = self.backend.descriptors();
-        for gone in self.backend_fds.iter().filter(|fd| !fds.contains(fd)) {
-            self.monitor.remove(*gone, backend_key(*gone));
+        let Self { backend, backend_fds, monitor, .. } = self;
+        let fds = backend.descriptors();
+        // What is on the list is what is watched, whatever fails: another may have the number of one that has gone.
+        for gone in backend_fds.extract_if(.., |fd| !fds.contains(fd)) {
+            monitor.remove(gone, backend_key(gone));
         }
-        for new in fds.iter().filter(|fd| !self.backend_fds.contains(fd)) {
-            self.monitor.add(*new, backend_key(*new))?;
+        let mut watched = Ok(());
+        for new in fds {
+            if backend_fds.contains(&new) {
+                continue;
+            }
+            match monitor.add(new, backend_key(new)) {
+                Ok(()) => backend_fds.push(new),
+                Err(e) => watched = Err(e),
+            }
         }
-        self.backend_fds = fds;
-        Ok(())
+        watched
     }
 }

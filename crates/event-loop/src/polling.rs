@@ -33,11 +33,21 @@ pub(crate) struct Polling {
     pub(crate) counters: Arc<LoopCounters>,
 }
 
-/// How a wait ended.
+/// How a wait came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitEnd {
+    /// Spinning found something to do.
+    Found,
+    /// Something slipped in, or could be told of by nobody, before the loop slept.
+    Awake,
+    Asleep,
+}
+
+/// A wait that has ended.
 struct Ended {
     length: Nanos,
     spun: Nanos,
-    blocked: bool,
+    end: WaitEnd,
 }
 
 impl Polling {
@@ -121,20 +131,20 @@ impl Polling {
     pub(crate) fn note(
         &mut self,
         start: Nanos,
-        end: Nanos,
+        now: Nanos,
         spun: Nanos,
-        blocked: bool,
+        end: WaitEnd,
         active: impl Iterator<Item = Active>,
     ) {
-        self.ended = end;
+        self.ended = now;
         self.observed.clear();
         self.observed.extend(active);
-        self.fresh = Some(Ended { length: end - start, spun, blocked });
+        self.fresh = Some(Ended { length: now - start, spun, end });
     }
 
     /// Learns from the wait of this turn, if there was one, when the guests have what they waited for.
     pub(crate) fn learn(&mut self, now: Nanos) {
-        let Some(Ended { length, spun, blocked }) = self.fresh.take() else { return };
+        let Some(Ended { length, spun, end }) = self.fresh.take() else { return };
         let counters = &self.counters;
         let turn = self.before.done.took + length;
         counters.elapsed.add_time(turn);
@@ -142,15 +152,15 @@ impl Polling {
             counters.near_max.add_time(turn);
         }
         counters.waits.add(1);
-        if blocked {
-            counters.spin_wasted.add_time(spun);
-        } else {
+        if end == WaitEnd::Found {
             counters.hits.add(1);
             counters.spin_found.add_time(spun);
+        } else {
+            counters.spin_wasted.add_time(spun);
         }
         let ended = |kind| self.observed.iter().any(|source| source.ready && source.kind == kind);
         let kind = [EventKind::Completion, EventKind::Queue].into_iter().find(|&kind| ended(kind)).unwrap_or_default();
-        let wait = Wait { length, spun, blocked, active: &self.observed };
+        let wait = Wait { length, spun, blocked: end == WaitEnd::Asleep, active: &self.observed };
         self.policy.observe(&wait);
         if let Some(recorder) = &mut self.recorder {
             recorder.push(Record::new(&self.before, &wait, kind));
@@ -293,11 +303,13 @@ mod tests {
         polling.ended = Nanos(500);
         polling.record(10);
         let (mut kinds, mut now) = (Vec::new(), Nanos(500));
-        for (window, length, spun, blocked, (queue, engines), kind) in [
-            (875, 200, 150, false, (true, false), EventKind::Queue),
-            (874, 3_000, 874, true, (true, true), EventKind::Completion),
-            (2_000_000_000, 40, 40, false, (false, false), EventKind::Other),
-            (0, 7, 0, true, (false, true), EventKind::Completion),
+        for (window, length, spun, end, (queue, engines), kind) in [
+            (875, 200, 150, WaitEnd::Found, (true, false), EventKind::Queue),
+            (874, 3_000, 874, WaitEnd::Asleep, (true, true), EventKind::Completion),
+            (2_000_000_000, 40, 40, WaitEnd::Found, (false, false), EventKind::Other),
+            (0, 7, 0, WaitEnd::Asleep, (false, true), EventKind::Completion),
+            (20, 25, 20, WaitEnd::Awake, (true, false), EventKind::Queue),
+            (0, 3, 0, WaitEnd::Awake, (true, false), EventKind::Queue),
         ] {
             policy.told().window = Nanos(window);
             polling.completed = 3;
@@ -305,21 +317,23 @@ mod tests {
             assert_eq!(polling.window(start, 9), Nanos(window));
             assert_eq!((polling.completed, polling.counters.read().window), (0, Nanos(window)));
             now = start + Nanos(length);
-            polling.note(start, now, Nanos(spun), blocked, active(queue, engines));
+            polling.note(start, now, Nanos(spun), end, active(queue, engines));
             // There is nothing to learn the second time.
             polling.learn(now);
             polling.learn(now);
             kinds.push(kind);
         }
         let counted = polling.counters.read();
-        assert_eq!((counted.waits, counted.hits), (4, 2));
-        assert_eq!((counted.spin_found, counted.spin_wasted), (Nanos(190), Nanos(874)));
-        assert_eq!(counted.elapsed, Nanos(210 + 3_010 + 50 + 17));
+        assert_eq!((counted.waits, counted.hits), (6, 2));
+        assert_eq!((counted.spin_found, counted.spin_wasted), (Nanos(190), Nanos(874 + 20)));
+        assert_eq!(counted.elapsed, Nanos(210 + 3_010 + 50 + 17 + 35 + 13));
         assert_eq!(counted.near_max, Nanos(210 + 50), "an eighth less than all is near");
-        assert_eq!(counted.window_sum, Nanos(875 + 874 + 1_000_000_000), "a second of each at most");
+        assert_eq!(counted.window_sum, Nanos(875 + 874 + 1_000_000_000 + 20), "a second of each at most");
         let told = policy.told();
-        assert_eq!(told.waits, [(200, 150, false, 2), (3_000, 874, true, 2), (40, 40, false, 2), (7, 0, true, 2)]);
-        let lengths = [Nanos(200), Nanos(3_000), Nanos(40)];
+        let slept = [(3_000, 874, true, 2), (7, 0, true, 2)];
+        let awake = [(200, 150, false, 2), (40, 40, false, 2), (25, 20, false, 2), (3, 0, false, 2)];
+        assert_eq!(told.waits, [awake[0], slept[0], awake[1], slept[1], awake[2], awake[3]]);
+        let lengths = [200, 3_000, 40, 7, 25].map(Nanos);
         let lasts = kinds.iter().zip(lengths).map(|(&kind, length)| LastWait { kind, length });
         for (standing, last) in told.standing.iter().zip([LastWait::default()].into_iter().chain(lasts)) {
             let done = Done { requests: 3, took: Nanos(10) };
@@ -327,7 +341,7 @@ mod tests {
         }
         let recorded = polling.take_recording().unwrap().into_trace(String::new(), BlockCost::default());
         let recorded: Vec<_> = recorded.waits.iter().map(|wait| (wait.length.0, wait.ended_by)).collect();
-        assert!(recorded.into_iter().eq([200, 3_000, 40, 7].into_iter().zip(kinds)));
+        assert!(recorded.into_iter().eq([200, 3_000, 40, 7, 25, 3].into_iter().zip(kinds)));
     }
 
     #[test]
@@ -385,7 +399,7 @@ mod tests {
         first.told().every_turn = true;
         let mut polling = polling(&first);
         let wait = |polling: &mut Polling| {
-            polling.note(Nanos(1), Nanos(2), Nanos::ZERO, true, active(true, false));
+            polling.note(Nanos(1), Nanos(2), Nanos::ZERO, WaitEnd::Asleep, active(true, false));
             polling.learn(Nanos(2));
         };
         let counted = |polling: &Polling| polling.counters.read().resets;
@@ -422,7 +436,7 @@ mod tests {
         assert_eq!((polling.block_cost(), &first.told().costs[..]), (Some(calibration.cost), &[calibration.cost][..]));
         for (at, contended) in [(100, 1), (199, 1), (200, 2)] {
             polling.counters.blocks.add(100);
-            polling.note(Nanos(1), Nanos(2), Nanos::ZERO, true, active(true, false));
+            polling.note(Nanos(1), Nanos(2), Nanos::ZERO, WaitEnd::Asleep, active(true, false));
             polling.learn(Nanos::from_millis(at));
             assert_eq!(first.told().contended, contended, "{at}");
         }

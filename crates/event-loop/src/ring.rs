@@ -17,7 +17,7 @@ use std::sync::atomic::{Ordering, fence};
 use egret_confine::rules::register;
 use egret_polling::Nanos;
 use io_uring::register::Restriction;
-use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
+use io_uring::{EnterFlags, IoUring, Parameters, cqueue, opcode, squeue, types};
 
 /// A ring shared by the loop's monitor and an engine, both on one thread.
 pub type SharedRing = Rc<RefCell<Ring>>;
@@ -181,6 +181,19 @@ impl Ring {
             taskrun: Taskrun::default(),
             enters: 0,
         })
+    }
+
+    /// Makes one that can [watch descriptors](Self::poll_add) besides.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub(crate) fn for_monitor() -> Result<Self, RingError> {
+        let new = Self::new()?;
+        if !has_multishot_polls(new.uring.params()) {
+            return Err(RingError::TooOld("multishot polls (Linux 5.13)"));
+        }
+        Ok(new)
     }
 
     /// Queues an engine's operation; nothing reaches the kernel before [`flush`](Self::flush) or a wait.
@@ -416,6 +429,12 @@ fn explain(e: io::Error) -> RingError {
     }
 }
 
+/// They have no flag of their own, and came with what has this one. Before that each is refused when it is submitted, and
+/// nothing would ever wake the loop.
+fn has_multishot_polls(params: &Parameters) -> bool {
+    params.is_feature_resource_tagging()
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::{AsFd, OwnedFd};
@@ -435,6 +454,20 @@ mod tests {
 
     fn write(event: &OwnedFd) {
         rustix::io::write(event.as_fd(), &1u64.to_ne_bytes()).unwrap();
+    }
+
+    #[test]
+    fn a_loop_sleeps_on_no_ring_of_a_kernel_before_multishot_polls() {
+        for (kernel, features, expected) in
+            [("5.11", 0x1ff, false), ("5.12", 0x3ff, false), ("5.13", 0x7ff, true), ("6.18", 0x3_ffff, true)]
+        {
+            let mut params = [0_u32; size_of::<Parameters>() / size_of::<u32>()];
+            // Behind the numbers of entries, flags and the poller's two.
+            params[5] = features;
+            // SAFETY: it is a struct of integers, and of this size.
+            let params = unsafe { std::mem::transmute_copy(&params) };
+            assert_eq!(has_multishot_polls(&params), expected, "Linux {kernel}");
+        }
     }
 
     #[test]

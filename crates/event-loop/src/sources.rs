@@ -55,6 +55,7 @@ impl<S: Source> Sources<S> {
             generation: id.generation,
             active: false,
             armed: false,
+            may_ring: true,
             ready: false,
             touched: false,
             last_event: now,
@@ -92,6 +93,12 @@ impl<S: Source> Sources<S> {
     pub(crate) fn mark_ready(&mut self, index: u32) {
         let Some(entry) = &mut self.entries[index as usize] else { return };
         entry.mark_ready(index, &mut self.active, &mut self.ready);
+    }
+
+    /// Likewise one of which the monitor has told.
+    pub(crate) fn mark_reported(&mut self, index: u32) {
+        let Some(entry) = &mut self.entries[index as usize] else { return };
+        entry.mark_reported(index, &mut self.active, &mut self.ready);
     }
 
     pub(crate) fn touch(&mut self, index: u32) {

@@ -104,7 +104,7 @@ pub struct LoopStats {
     pub hits: u64,
     /// Time spun in waits that spinning ended.
     pub spin_found: Nanos,
-    /// Time spun in waits that blocked after all.
+    /// Time spun in waits that spinning did not end.
     pub spin_wasted: Nanos,
     /// Events of sources that the monitor reported: kicks, where sources are guests' queues.
     pub kicks: u64,

@@ -6,6 +6,7 @@ use egret_polling::{Active, EventKind, Nanos};
 
 use crate::entry::{BACKEND, slot};
 use crate::monitor::Key;
+use crate::polling::WaitEnd;
 use crate::{Backend, EventLoop, Source, SourceId, clock};
 
 /// How long a loop that always finds work may leave the monitor unasked, where only the monitor sees idle sources.
@@ -13,14 +14,6 @@ const MONITOR_AT_LEAST_EVERY: Nanos = Nanos::from_micros(50);
 /// How many looks at a source go by between two readings of the clock while spinning: those cost about as much. With more
 /// sources there are fewer looks at all of them, for the window is to end when it is over.
 const LOOKS_PER_CLOCK_READ: usize = 8;
-
-/// How a wait came to its end.
-enum Waited {
-    /// There was something to do from the start.
-    Not,
-    Awake,
-    Asleep,
-}
 
 impl<S: Source> EventLoop<S> {
     /// Looks at everything that can be seen without a system call.
@@ -52,7 +45,7 @@ impl<S: Source> EventLoop<S> {
             self.flush()?;
             self.ask_monitor()?;
             if self.polling.observes_every_turn() {
-                self.observe(start, Nanos::ZERO, Waited::Not);
+                self.observe(start, Nanos::ZERO, None);
             }
             return Ok(());
         }
@@ -60,8 +53,14 @@ impl<S: Source> EventLoop<S> {
         let window = self.polling.window(start, in_flight);
         let found = window > Nanos::ZERO && self.spin(start, window)?;
         let spun = self.now - start;
-        let slept = !found && self.block()?;
-        self.observe(start, spun, if slept { Waited::Asleep } else { Waited::Awake });
+        let end = if found {
+            WaitEnd::Found
+        } else if self.block()? {
+            WaitEnd::Asleep
+        } else {
+            WaitEnd::Awake
+        };
+        self.observe(start, spun, Some(end));
         Ok(())
     }
 
@@ -136,21 +135,20 @@ impl<S: Source> EventLoop<S> {
                 self.backend.announced(generation.cast_signed());
             } else if self.sources.get(SourceId { index, generation }).is_some() {
                 self.polling.counters.kicks.add(1);
-                self.sources.mark_ready(index);
+                self.sources.mark_reported(index);
             }
         }
     }
 
-    /// The active list, as the policy is told of it.
-    fn observe(&mut self, start: Nanos, spun: Nanos, waited: Waited) {
+    /// Tells of the active list, and how the wait ended, if there was anything to wait for.
+    fn observe(&mut self, start: Nanos, spun: Nanos, end: Option<WaitEnd>) {
         let Self { polling, sources, completed, now, .. } = self;
         let queues = sources.active().map(|(index, ready)| Active { slot: slot(index), kind: EventKind::Queue, ready });
         let engines = Active { slot: slot(BACKEND), kind: EventKind::Completion, ready: *completed };
         let active = queues.chain([engines]);
-        match waited {
-            Waited::Not => polling.observe_no_wait(active),
-            Waited::Awake => polling.note(start, *now, spun, false, active),
-            Waited::Asleep => polling.note(start, *now, spun, true, active),
+        match end {
+            None => polling.observe_no_wait(active),
+            Some(end) => polling.note(start, *now, spun, end, active),
         }
     }
 }

@@ -112,6 +112,14 @@ impl Source for Worker {
         either!(self, worker => worker.poll())
     }
 
+    fn sees_all(&self) -> bool {
+        match &self.0 {
+            Kind::Queue(_) => true,
+            // It asks the kernel which of its clients have sent something, when it is dispatched.
+            Kind::Lane(_) => false,
+        }
+    }
+
     fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Self>) {
         match &mut self.0 {
             Kind::Queue(queue) => queue.dispatch(engines, turn),

@@ -9,7 +9,7 @@ pub struct Slot(pub u32);
 /// What a source tells of, as far as a policy may care.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// A guest made requests available.
+    /// A guest made requests available, or a client over NBD sent some.
     Queue,
     /// An engine finished requests.
     Completion,

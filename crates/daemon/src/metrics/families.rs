@@ -186,7 +186,7 @@ pub static FAMILIES: &[Family] = &[
         name: "egret_iothread_spin_wasted_seconds_total",
         kind: MetricType::Counter,
         labels: THREAD,
-        help: "Time spun in waits that slept after all.",
+        help: "Time spun in waits that spinning did not end.",
         samples: |view, out| view.times(out, |time, _| time.spin_wasted),
     },
     Family {

@@ -115,7 +115,7 @@ pub(crate) fn open(choice: MonitorChoice, loop_name: &str) -> io::Result<Opened>
             opened
         }
         MonitorChoice::IoUring => {
-            let ring = Rc::new(RefCell::new(Ring::new().map_err(io::Error::other)?));
+            let ring = Rc::new(RefCell::new(Ring::for_monitor().map_err(io::Error::other)?));
             let monitor = Box::new(uring::Uring::new(Rc::clone(&ring)));
             Ok(Opened { ring: Some(ring), ..of(monitor) })
         }

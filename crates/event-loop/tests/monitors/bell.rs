@@ -12,7 +12,7 @@ use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{
     Backend, ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Signals, Source, SourceId, Turn, spawn,
 };
-use egret_polling::{BlockCost, EventKind, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build};
+use egret_polling::{Active, BlockCost, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// A policy with one window for ever.
@@ -42,16 +42,15 @@ impl Policy for Weighing {
     }
 }
 
-/// A policy in the likeness of QEMU's, which passes on what it observes: how long the wait was, and the kinds of sources on the
-/// active list.
-pub struct EveryTurn(pub Sender<(Nanos, Vec<EventKind>)>);
+/// A policy in the likeness of QEMU's, which passes on what it observes: how long the wait was, and the active list.
+pub struct EveryTurn(pub Sender<(Nanos, Vec<Active>)>);
 
 impl Policy for EveryTurn {
     fn window(&mut self, _before: &Standing) -> Nanos {
         Nanos::ZERO
     }
     fn observe(&mut self, wait: &Wait<'_>) {
-        let _ = self.0.send((wait.length, wait.active.iter().map(|source| source.kind).collect()));
+        let _ = self.0.send((wait.length, wait.active.to_vec()));
     }
     fn forget(&mut self, _slot: Slot) {}
     fn window_now(&self) -> Nanos {
@@ -71,8 +70,8 @@ impl Policy for EveryTurn {
 pub struct Echo {
     pushed: Vec<u64>,
     done: Vec<u64>,
-    /// An engine that was brought in, and who hears of what it announces.
-    brought_in: Option<(OwnedFd, Sender<()>)>,
+    /// Engines that were brought in, and who hears of what they announce.
+    pub brought_in: Vec<(OwnedFd, Sender<()>)>,
     /// Who is told, when an engine that has left with the next completion is closed, whether the descriptors were asked for
     /// meanwhile.
     pub leaves: Option<Sender<bool>>,
@@ -93,7 +92,7 @@ impl Backend for Echo {
                 done(work)
             }
             if self.leaves.is_some()
-                && let Some((engine, _)) = self.brought_in.take()
+                && let Some((engine, _)) = self.brought_in.pop()
             {
                 self.left = Some(engine);
                 self.is_asked.set(false);
@@ -163,6 +162,8 @@ pub struct Bell {
     pub refuses: bool,
     /// What happens when it is armed next.
     pub when_armed: Option<Box<dyn FnOnce() + Send>>,
+    /// Whether it sees its work only when it is dispatched.
+    pub is_blind: bool,
     stopped: bool,
 }
 
@@ -170,6 +171,7 @@ pub struct Outside {
     work: AtomicU64,
     /// How often the loop looked.
     pub looks: AtomicU64,
+    /// As with a ring, until it is told otherwise.
     armed: AtomicU64,
     pub fd: OwnedFd,
 }
@@ -178,8 +180,12 @@ impl Outside {
     pub fn is_armed(&self) -> bool {
         self.armed.load(Ordering::SeqCst) == 1
     }
-    pub fn ring(&self) {
+    /// Adds work that nobody is told of.
+    pub fn add(&self) {
         self.work.fetch_add(1, Ordering::SeqCst);
+    }
+    pub fn ring(&self) {
+        self.add();
         if self.is_armed() {
             rustix::io::write(&self.fd, &1u64.to_ne_bytes()).unwrap();
         }
@@ -188,7 +194,7 @@ impl Outside {
 
 pub fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
     let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    let outside = Arc::new(Outside { work: AtomicU64::new(0), looks: AtomicU64::new(0), armed: AtomicU64::new(0), fd });
+    let outside = Arc::new(Outside { work: AtomicU64::new(0), looks: AtomicU64::new(0), armed: AtomicU64::new(1), fd });
     let (heard, hear) = channel();
     let mine = Arc::clone(&outside);
     let bell = Bell {
@@ -205,6 +211,7 @@ pub fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
         leaves: None,
         refuses: false,
         when_armed: None,
+        is_blind: false,
         stopped: false,
     };
     (bell, outside, hear)
@@ -227,14 +234,17 @@ impl Source for Bell {
         }
         self.index = id.index();
         self.stopped = false;
-        backend.brought_in = self.brings.take().or(backend.brought_in.take());
+        backend.brought_in.extend(self.brings.take());
         backend.leaves = self.leaves.take().or(backend.leaves.take());
         Ok(())
     }
     fn detached(&mut self, _backend: &mut Echo) {}
     fn poll(&mut self) -> bool {
         self.outside.looks.fetch_add(1, Ordering::Relaxed);
-        !self.stopped && self.outside.work.load(Ordering::SeqCst) != self.seen
+        !self.is_blind && !self.stopped && self.outside.work.load(Ordering::SeqCst) != self.seen
+    }
+    fn sees_all(&self) -> bool {
+        !self.is_blind
     }
     fn dispatch(&mut self, backend: &mut Echo, turn: &mut Turn<'_, Self>) {
         let work = if self.stopped { 0 } else { self.outside.work.load(Ordering::SeqCst) - self.seen };

@@ -67,7 +67,7 @@ fn a_source_is_on_the_list_of_those_that_are_looked_at_once_if_it_has_had_work()
     let queues = || {
         handle.call(|_| ()).unwrap();
         let (_, active) = told.try_iter().last().expect("a turn");
-        active.iter().filter(|&&kind| kind == EventKind::Queue).count()
+        active.iter().filter(|source| source.kind == EventKind::Queue).count()
     };
     let (mut bell, outside, hear) = bell();
     bell.unfinished = 10;
@@ -88,6 +88,37 @@ fn a_source_is_on_the_list_of_those_that_are_looked_at_once_if_it_has_had_work()
 }
 
 #[test]
+fn what_the_monitor_tells_of_a_source_is_an_event_if_only_a_dispatch_sees_work_and_otherwise_if_a_look_does() {
+    for (is_blind, works, expected) in
+        [(false, false, None), (false, true, Some(true)), (true, false, Some(true)), (true, true, Some(true))]
+    {
+        let (tell, told) = channel();
+        let options = LoopOptions {
+            policy: Box::new(EveryTurn(tell)),
+            idle_after: Nanos::from_millis(3_600_000),
+            ..options(MonitorChoice::Auto, Nanos::ZERO)
+        };
+        let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+        let (mut bell, outside, hear) = bell();
+        bell.is_blind = is_blind;
+        target.attach(bell).map_err(|(_, e)| e).unwrap();
+        target.turn().unwrap();
+        while hear.try_recv().is_ok() {}
+        if works {
+            outside.add();
+        }
+        rustix::io::write(&outside.fd, &1u64.to_ne_bytes()).unwrap();
+        // It has turns for other reasons, too.
+        while hear.try_recv().is_err() {
+            target.turn().unwrap();
+        }
+        let (_, active) = told.try_iter().last().expect("a turn");
+        let ready = active.iter().find(|source| source.kind == EventKind::Queue).map(|source| source.ready);
+        assert_eq!(ready, expected, "blind: {is_blind}, works: {works}");
+    }
+}
+
+#[test]
 fn a_source_stays_on_the_list_until_it_has_been_idle_for_so_long() {
     let (tell, told) = channel();
     let options = LoopOptions {
@@ -103,7 +134,7 @@ fn a_source_stays_on_the_list_until_it_has_been_idle_for_so_long() {
         target.wake(id);
         target.turn().unwrap();
         let (_, active) = told.try_iter().last().expect("a turn");
-        active.iter().filter(|&&kind| kind == EventKind::Queue).count()
+        active.iter().filter(|source| source.kind == EventKind::Queue).count()
     };
     // The first turn is one in which idle sources are looked for.
     assert_eq!([queues(&mut target), queues(&mut target)], [1, 1]);
@@ -134,6 +165,38 @@ fn a_source_that_is_looked_at_need_not_ring() {
 }
 
 #[test]
+fn a_source_that_comes_with_work_need_not_ring_any_more_when_that_is_dispatched() {
+    let mut target = EventLoop::new(options(MonitorChoice::Auto, Nanos::MAX), |_ring| Echo::default()).unwrap();
+    let (bell, outside, hear) = bell();
+    outside.ring();
+    target.attach(bell).map_err(|(_, e)| e).unwrap();
+    target.turn().unwrap();
+    hear_work(&hear, 1);
+    assert!(!outside.is_armed());
+}
+
+#[test]
+fn a_source_whose_work_slips_in_while_it_is_armed_need_not_ring_any_more_when_that_is_dispatched() {
+    let idle_after = Nanos::from_millis(3_600_000);
+    let options = LoopOptions { idle_after, ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+    let (mut bell, outside, _hear) = bell();
+    let (tell, told) = channel();
+    let theirs = Arc::clone(&outside);
+    bell.when_armed = Some(Box::new(move || {
+        theirs.ring();
+        tell.send(()).unwrap();
+    }));
+    // There before it comes, so that it comes on the list.
+    outside.ring();
+    target.attach(bell).map_err(|(_, e)| e).unwrap();
+    while told.try_recv().is_err() {
+        target.turn().unwrap();
+    }
+    assert!(!outside.is_armed());
+}
+
+#[test]
 fn while_a_loop_spins_no_source_need_ring() {
     let options = options(MonitorChoice::Auto, Nanos::ZERO);
     let (handle, thread) = spawn::<Bell>(options, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
@@ -161,7 +224,7 @@ fn work_that_is_found_by_looking_counts_as_a_kick_that_was_spared() {
     let options = LoopOptions { idle_after: Nanos::from_millis(60_000), ..options(MonitorChoice::Auto, Nanos::ZERO) };
     let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
     let (bell, outside, _hear) = bell();
-    outside.ring();
+    outside.add();
     target.attach(bell).map_err(|(_, e)| e).unwrap();
     for spared in 0..3 {
         target.turn().unwrap();
@@ -169,6 +232,27 @@ fn work_that_is_found_by_looking_counts_as_a_kick_that_was_spared() {
         assert_eq!((counted.kicks_spared, counted.kicks), (spared, 0));
         outside.ring();
     }
+}
+
+#[test]
+fn a_wait_that_a_look_before_the_sleep_has_ended_is_no_hit_of_a_loop_that_does_not_spin() {
+    let idle_after = Nanos::from_millis(3_600_000);
+    let options = LoopOptions { idle_after, ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+    let (mut bell, outside, hear) = bell();
+    let theirs = Arc::clone(&outside);
+    bell.when_armed = Some(Box::new(move || theirs.ring()));
+    // There before it comes, so that it comes on the list.
+    outside.ring();
+    target.attach(bell).map_err(|(_, e)| e).unwrap();
+    let mut work = 0;
+    while work < 2 {
+        target.turn().unwrap();
+        work += hear.try_iter().map(|heard| if let Heard::Dispatched { work } = heard { work } else { 0 }).sum::<u64>();
+    }
+    let counted = target.counters().read();
+    assert!(counted.waits > counted.blocks, "{counted:?}");
+    assert_eq!(counted.hits, 0);
 }
 
 #[test]

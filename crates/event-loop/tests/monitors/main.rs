@@ -6,6 +6,8 @@ mod lists;
 mod refuse;
 mod replayed;
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -13,7 +15,7 @@ use std::thread::{self, ThreadId};
 
 use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Phase, Source, SourceId, spawn};
-use egret_polling::{EventKind, Nanos};
+use egret_polling::{Active, EventKind, Nanos};
 use rustix::event::{EventfdFlags, eventfd};
 
 use bell::{Bell, Echo, EveryTurn, Heard, PATIENCE, Weighing, bell, fixed, hear_work, on_every_loop, options};
@@ -81,6 +83,8 @@ fn what_engines_take_up_again_is_submitted_before_the_loop_sleeps() {
         let (mut bell, outside, hear) = bell();
         bell.halves = 1;
         handle.attach(bell).unwrap();
+        // It has been left to the monitor, and is dispatched once for each ring.
+        handle.call(|_| ()).unwrap();
         outside.ring();
         hear_work(&hear, 1);
         // When it was dispatched, and when it has ended.
@@ -257,6 +261,50 @@ fn an_engine_that_leaves_with_a_completion_is_not_watched_any_more_when_it_is_cl
 }
 
 #[test]
+fn an_engine_that_cannot_be_watched_keeps_no_other_from_being_heard() {
+    let epoll = options(MonitorChoice::Epoll, Nanos::ZERO);
+    let (handle, thread) = spawn::<Bell>(epoll, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    let engines = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+    let ((tell, heard), [first, last]) = (channel(), engines.each_ref().map(|engine| engine.try_clone().unwrap()));
+    // epoll takes none of these.
+    let null = File::open("/dev/null").unwrap();
+    let all = [first, null.into(), last].map(|engine| (engine, tell.clone()));
+    handle.call(|target| target.backend().brought_in.extend(all)).unwrap();
+    for _ in 0..2 {
+        for engine in &engines {
+            rustix::io::write(engine, &1u64.to_ne_bytes()).unwrap();
+            heard.recv_timeout(PATIENCE).expect("the loop watches the engine");
+        }
+        handle.call(|_| ()).unwrap();
+    }
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
+}
+
+#[test]
+fn an_engine_is_heard_that_has_the_number_of_one_which_left_when_another_could_not_be_watched() {
+    let epoll = options(MonitorChoice::Epoll, Nanos::ZERO);
+    let (handle, thread) = spawn::<Bell>(epoll, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    let [old, new] = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+    let (tell, heard) = channel();
+    // Those of the loop, one after the other.
+    let replace = |engine: OwnedFd| {
+        let with = vec![(engine, tell.clone())];
+        handle.call(|target| std::mem::replace(&mut target.backend().brought_in, with)).unwrap().pop()
+    };
+    replace(old);
+    let (mut old, _) = replace(File::open("/dev/null").unwrap().into()).expect("it leaves");
+    // The loop has looked which there are.
+    handle.call(|_| ()).unwrap();
+    rustix::io::dup2(&new, &mut old).unwrap();
+    replace(old);
+    rustix::io::write(&new, &1u64.to_ne_bytes()).unwrap();
+    heard.recv_timeout(PATIENCE).expect("the loop watches the engine");
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
+}
+
+#[test]
 fn a_source_that_is_removed_while_it_is_ready_leaves_nothing_behind_for_its_successor() {
     on_every_loop(|handle| {
         for _ in 0..50 {
@@ -341,6 +389,8 @@ fn a_timer_fires_once_not_before_its_time_and_a_new_one_replaces_it() {
         }));
         handle.attach(bell).unwrap();
         hear.recv_timeout(PATIENCE).unwrap();
+        // The turn is over: it has been left to the monitor, and is dispatched once for each ring.
+        handle.call(|_| ()).unwrap();
         outside.ring();
         let (now, due) = hear_fired.recv_timeout(PATIENCE).expect("the timer fires");
         assert!(now >= due);
@@ -518,9 +568,9 @@ fn a_policy_of_qemu_sees_turns_without_a_wait_too_and_engines_from_the_first_of_
     // What is woken within a turn is there before the next wait.
     handle.send(move |target| target.wake(id));
     let mut waits = std::iter::from_fn(|| told.recv_timeout(PATIENCE).ok());
-    let is_none = |(length, active): &(Nanos, Vec<EventKind>)| {
+    let is_none = |(length, active): &(Nanos, Vec<Active>)| {
         assert!(
-            active.contains(&EventKind::Completion),
+            active.iter().any(|source| source.kind == EventKind::Completion),
             "nothing is in flight, and engines are looked at all the same"
         );
         *length == Nanos::ZERO

@@ -15,13 +15,14 @@ mod replies;
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
+use std::os::fd::OwnedFd;
 
 use egret_disk::{EngineSet, Op};
 use egret_event_loop::Nanos;
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
 use egret_nbd::{Channel, ChannelError, Received};
 use egret_vring::memory::Buffers;
-use rustix::event::epoll::EventFlags;
+use rustix::event::epoll::{EventData, EventFlags, modify};
 use rustix::io::Errno;
 
 use super::extents;
@@ -76,6 +77,10 @@ pub(super) struct NewClient {
     pub(super) output: Vec<u8>,
     pub(super) place: Place,
 }
+
+/// What a lane hears of a client's socket. Of room only where the client waits for it: a UNIX socket tells of that whenever
+/// its other end has read, so that each reply would wake the I/O thread once more.
+pub(super) const INTEREST: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
 /// How a client's run ended.
 pub(super) enum Ran {
@@ -192,6 +197,8 @@ pub(super) struct Client {
     /// The socket may have more to read.
     is_readable: bool,
     is_writable: bool,
+    /// Its lane is told when its socket has room.
+    asks_for_room: bool,
     /// Its other end sends nothing more: what it has sent is to be read to its end.
     has_hung_up: bool,
     /// It wants to leave when everything is answered.
@@ -231,6 +238,7 @@ impl Client {
             end: first.len(),
             is_readable: true,
             is_writable: true,
+            asks_for_room: false,
             has_hung_up: false,
             leaves: false,
             current: Current::Header,
@@ -249,6 +257,23 @@ impl Client {
         self.is_readable |= flags.contains(EventFlags::IN) || self.has_hung_up;
         self.is_writable |= flags.contains(EventFlags::OUT) || self.has_hung_up;
         self.has_output()
+    }
+
+    /// Has `epoll` tell of room in its socket where that is waited for, and only there.
+    ///
+    /// # Errors
+    ///
+    /// It would not be told, so that it is to be hung up on.
+    pub(super) fn ask_for_room(&mut self, epoll: &OwnedFd) -> Result<(), Option<String>> {
+        let waits = !self.is_writable;
+        if waits == self.asks_for_room {
+            return Ok(());
+        }
+        let Some(channel) = &self.channel else { return Ok(()) };
+        self.asks_for_room = waits;
+        let flags = if waits { INTEREST | EventFlags::OUT } else { INTEREST };
+        let watched = modify(epoll, channel, EventData::new_u64(self.id.key()), flags);
+        watched.map_err(|e| Some(format!("cannot wait for it: {e}")))
     }
 
     /// Whether nothing is left of it but a place.

@@ -15,10 +15,10 @@ use egret_disk::{Action, Completion, Disk, DiskSlot, Ended, EngineSet, Failure, 
 use egret_event_loop::{LoopHandle, Nanos, SourceId};
 use egret_vring::memory::{Buffers, Lent};
 use rustix::event::Timespec;
-use rustix::event::epoll::{CreateFlags, Event, EventData, EventFlags, add, create, wait};
+use rustix::event::epoll::{CreateFlags, Event, EventData, add, create, wait};
 use rustix::io::Errno;
 
-use super::client::{Client, NewClient, Ran};
+use super::client::{Client, INTEREST, NewClient, Ran};
 use super::extents::{Queries, Query};
 use super::inbox::{Inbox, Letter};
 use super::pool::Pool;
@@ -44,7 +44,7 @@ pub(crate) struct ClientId {
 }
 
 impl ClientId {
-    const fn key(self) -> u64 {
+    pub(super) const fn key(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64
     }
 }
@@ -289,7 +289,8 @@ impl Lane {
             let Some(index) = self.senders.pop_front() else { break };
             let Some(client) = self.clients[index as usize].as_mut() else { continue };
             client.is_sender = false;
-            match client.send(&mut self.core, &mut left) {
+            let sent = client.send(&mut self.core, &mut left);
+            match sent.and_then(|goes_on| client.ask_for_room(&self.epoll).map(|()| goes_on)) {
                 Ok(true) => self.make_runnable(index),
                 Ok(false) => {}
                 Err(why) => self.end(index, why),
@@ -352,8 +353,7 @@ impl Lane {
         }
         self.generations += 1;
         let id = ClientId { index: index as u32, generation: self.generations };
-        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-        if let Err(e) = add(&self.epoll, &new.channel, EventData::new_u64(id.key()), flags) {
+        if let Err(e) = add(&self.epoll, &new.channel, EventData::new_u64(id.key()), INTEREST) {
             return self.core.log.warn(format_args!("a client is sent away: cannot wait for it: {e}"));
         }
         self.clients.resize_with(self.clients.len().max(index + 1), || None);

@@ -174,6 +174,23 @@ fn a_driver_kicks_a_queue_that_waits_for_it_and_none_that_looks_by_itself() {
 }
 
 #[test]
+fn a_driver_need_not_kick_a_queue_that_came_to_its_loop_with_requests_once_those_are_taken_in() {
+    for packed in [false, true] {
+        let errors = ErrorHandling::new("e", ErrorPolicy::default());
+        let mut guest = Guest::shaped(DriverConfig { event_idx: false, ..shape(packed) }, errors, Vec::new());
+        guest.ask(GET_ID, 1, 21);
+        let Guest { mut driver, worker, .. } = guest;
+        let mut io = event_loop(ClockReads::ByPhase);
+        io.attach(worker.into()).map_err(|(_, e)| e).unwrap();
+        io.turn().unwrap();
+        assert!(driver.reap().unwrap().is_some(), "packed: {packed}");
+        let answer = Piece { addr: ANSWERS, len: 21 };
+        driver.add(&[Piece { addr: HEADER, len: 16 }], &[answer], 0).unwrap();
+        assert!(!driver.publish(), "packed: {packed}");
+    }
+}
+
+#[test]
 fn a_queue_whose_memory_is_taken_away_is_broken_once() {
     for packed in [false, true] {
         let mut guest = Guest::new(packed, Vec::new());

@@ -71,6 +71,13 @@ mod tests {
     }
 
     #[test]
+    fn where_spinning_is_switched_off_nothing_is_reset() {
+        let mut policy = SharedWindow::new(&Parameters { max: Some(Nanos::ZERO), ..Parameters::default() });
+        assert_eq!(windows(&mut policy, &[10_000, 300_000, 10_000]), [0; 3]);
+        assert_eq!(policy.resets(), 0);
+    }
+
+    #[test]
     fn a_wait_as_long_as_the_maximum_neither_grows_a_window_nor_shrinks_it() {
         let mut policy = SharedWindow::new(&Parameters::default());
         assert_eq!(windows(&mut policy, &[32_768, 9_000, 32_768, 32_767]), [0, 4_000, 4_000, 8_000]);

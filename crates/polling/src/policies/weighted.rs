@@ -44,6 +44,10 @@ impl Policy for Weighted {
     }
 
     fn observe(&mut self, wait: &Wait<'_>) {
+        if self.max == Nanos::ZERO {
+            // Spinning is switched off: QEMU adjusts nothing then, and nothing is started over.
+            return;
+        }
         let mut longest_ready: Option<Nanos> = None;
         for source in wait.active {
             let interval = self.intervals.get(source.slot);
@@ -92,7 +96,7 @@ impl Policy for Weighted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{active, wait};
+    use crate::policies::testing::{active, wait, windows};
 
     /// Feeds `waits` to one source; returns its interval and the window after each.
     fn one_source(waits: &[u64]) -> (Vec<u64>, Vec<u64>) {
@@ -134,6 +138,13 @@ mod tests {
             policy.observe(&wait(length, &[active(0, true)]));
             assert_eq!(policy.resets(), resets);
         }
+    }
+
+    #[test]
+    fn where_spinning_is_switched_off_nothing_is_forgotten() {
+        let mut policy = Weighted::new(&Parameters { max: Some(Nanos::ZERO), ..Parameters::default() });
+        assert_eq!(windows(&mut policy, &[10_000, 300_000, 10_000]), [0; 3]);
+        assert_eq!(policy.resets(), 0);
     }
 
     #[test]

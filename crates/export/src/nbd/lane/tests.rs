@@ -12,8 +12,9 @@ use egret_disk::{
 use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice};
 use egret_nbd::Channel;
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
-use egret_polling::{Parameters, PolicyKind};
+use egret_polling::{EventKind, Parameters, PolicyKind};
 use egret_virtio::RequestType;
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::super::client::{Contexts, PART};
 use super::super::extents;
@@ -107,6 +108,12 @@ impl Fixture {
         while self.lane().clients.len() < count {
             self.io.turn().unwrap();
         }
+    }
+
+    /// Whether its sockets have anything to tell it, by so many seconds from now.
+    fn hears(&mut self, seconds: i64) -> bool {
+        let patience = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.lane().epoll, PollFlags::IN)], Some(&patience)).unwrap() > 0
     }
 
     /// A turn, if the lane has something to do in one.
@@ -216,6 +223,72 @@ fn a_client_that_says_something_and_is_gone_at_once_is_found_gone() {
     while fixture.lane().clients.iter().any(Option::is_some) {
         fixture.io.turn().unwrap();
     }
+}
+
+#[test]
+fn a_client_that_takes_its_reply_gives_its_lane_nothing_to_do() {
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let mut client = fixture.connect(Vec::new());
+    fixture.await_clients(1);
+    while fixture.goes_on() {}
+    for _ in 0..10 {
+        client.write_all(&request(0, command::READ, 512)).unwrap();
+        let mut left = 16 + 512;
+        while left > 0 {
+            fixture.io.turn().unwrap();
+            left -= heard(&mut client);
+        }
+        while fixture.goes_on() {}
+        assert!(!fixture.hears(0));
+    }
+}
+
+#[test]
+fn a_client_that_takes_its_replies_late_has_the_rest_as_soon_as_there_is_room_and_then_nobody_is_told_of_room_any_more()
+{
+    let data = Driver::Null { size: 64 << 20, latency: Nanos::ZERO, read_zeroes: false };
+    let mut fixture = Fixture::of(&Options::new("null", data));
+    let mut client = fixture.connect(request(0, command::READ, PART).repeat(3));
+    fixture.await_clients(1);
+    for _ in 0..2 {
+        let mut left = 3 * (16 + MIB);
+        while left > 0 {
+            while fixture.goes_on() {}
+            assert!(!fixture.hears(0), "there is no room yet");
+            left -= heard(&mut client);
+            if left > 0 {
+                assert!(fixture.hears(30), "there is room");
+                fixture.io.turn().unwrap();
+            }
+        }
+        while fixture.goes_on() {}
+        assert!(!fixture.hears(0), "there is nothing to send");
+        client.write_all(&request(0, command::READ, PART).repeat(3)).unwrap();
+        fixture.io.turn().unwrap();
+    }
+}
+
+#[test]
+fn a_wait_that_a_client_s_request_has_ended_was_ended_by_a_queue_as_far_as_policies_are_told() {
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let mut client = fixture.connect(Vec::new());
+    fixture.await_clients(1);
+    while fixture.goes_on() {}
+    // Whatever is to be dispatched has been.
+    fixture.io.wake(fixture.id);
+    fixture.io.turn().unwrap();
+    fixture.io.record_waits(10);
+    for _ in 0..3 {
+        client.write_all(&request(0, command::READ, 512)).unwrap();
+        let mut left = 16 + 512;
+        while left > 0 {
+            fixture.io.turn().unwrap();
+            left -= heard(&mut client);
+        }
+    }
+    let waits = fixture.io.take_recording(String::new()).unwrap().waits;
+    let kinds: Vec<_> = waits.iter().filter(|wait| wait.blocked).map(|wait| wait.ended_by).collect();
+    assert_eq!(kinds, [EventKind::Queue; 3]);
 }
 
 #[test]
