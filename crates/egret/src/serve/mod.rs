@@ -26,6 +26,10 @@ use egret_vocabulary::schema::{self, AddFd, Aio, MonitorChoice, PolicyKind, Spel
 use announce::announcement;
 use life::Life;
 
+/// What says of objects what they are to be, and goes with nothing that adjusts those that [`one_disk`] makes. Each such option
+/// names them, too: clap requires no disk where there may be none, and would take the option and do nothing about it.
+const OBJECTS: [&str; 6] = ["blockdev", "object", "export", "config", "add_fd", "nbd_server"];
+
 /// Serve disks until told to stop.
 ///
 /// Either name one disk, or say everything in qemu-storage-daemon's own options: a line that works there for a raw disk
@@ -36,39 +40,39 @@ use life::Life;
 )]
 pub struct Serve {
     /// The disk to serve: a raw image, or a block device of the host
-    #[arg(conflicts_with_all = ["blockdev", "object", "export"])]
+    #[arg(conflicts_with_all = OBJECTS)]
     pub disk: Option<PathBuf>,
 
     /// Where clients connect [default: the disk's name with .sock, in the current directory]
-    #[arg(long, value_name = "PATH", requires = "disk")]
+    #[arg(long, value_name = "PATH", requires = "disk", conflicts_with_all = OBJECTS)]
     pub socket: Option<String>,
     /// Refuse writes
-    #[arg(long, requires = "disk")]
+    #[arg(long, requires = "disk", conflicts_with_all = OBJECTS)]
     pub read_only: bool,
     /// Engine that carries requests to the kernel [default: the best there is]
-    #[arg(long, value_name = "ENGINE", requires = "disk", value_parser = PossibleValuesParser::new(words::<Aio>()))]
+    #[arg(long, value_name = "ENGINE", requires = "disk", conflicts_with_all = OBJECTS, value_parser = PossibleValuesParser::new(words::<Aio>()))]
     pub aio: Option<String>,
     /// Go through the host's page cache even where it can be bypassed
-    #[arg(long, requires = "disk")]
+    #[arg(long, requires = "disk", conflicts_with_all = OBJECTS)]
     pub buffered: bool,
     /// Request queues [default: 4, or one for each I/O thread]
-    #[arg(long, value_name = "N", requires = "disk")]
+    #[arg(long, value_name = "N", requires = "disk", conflicts_with_all = OBJECTS)]
     pub num_queues: Option<String>,
     /// I/O threads that the queues are spread over
-    #[arg(long, value_name = "N", requires = "disk", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", requires = "disk", conflicts_with_all = OBJECTS, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub iothreads: u16,
     /// When an I/O thread spins, and for how long [default: low-regret]
-    #[arg(long, value_name = "POLICY", requires = "disk", value_parser = PossibleValuesParser::new(words::<PolicyKind>()))]
+    #[arg(long, value_name = "POLICY", requires = "disk", conflicts_with_all = OBJECTS, value_parser = PossibleValuesParser::new(words::<PolicyKind>()))]
     pub poll_policy: Option<String>,
     /// No wait spins longer than this [default: the policy's own]
-    #[arg(long, value_name = "NS", requires = "disk")]
+    #[arg(long, value_name = "NS", requires = "disk", conflicts_with_all = OBJECTS)]
     pub poll_max_ns: Option<String>,
     /// How an I/O thread waits for file descriptors [default: auto]
-    #[arg(long, value_name = "MONITOR", requires = "disk", value_parser = PossibleValuesParser::new(words::<MonitorChoice>()))]
+    #[arg(long, value_name = "MONITOR", requires = "disk", conflicts_with_all = OBJECTS, value_parser = PossibleValuesParser::new(words::<MonitorChoice>()))]
     pub fd_monitor: Option<String>,
 
     /// Make the objects that a file names, beside those that options do
-    #[arg(long, value_name = "FILE", conflicts_with = "disk")]
+    #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Print the configuration with every default filled in, as a file, and serve nothing
     #[arg(long)]
@@ -88,7 +92,7 @@ pub struct Serve {
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub chardev: Vec<String>,
     /// Put a descriptor that it is started with into a set, for filename=/dev/fdset/M: fd=N|NAME,set=M[,opaque=TEXT]
-    #[arg(long, value_name = "fd=N,set=M", conflicts_with = "disk")]
+    #[arg(long, value_name = "fd=N,set=M")]
     pub add_fd: Vec<String>,
     /// Take QMP commands: [chardev=]ID|stdio[,pretty=on]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
@@ -97,7 +101,7 @@ pub struct Serve {
     #[arg(long, value_name = "PLACE")]
     pub metrics: Option<String>,
     /// Serve NBD, for exports of type nbd: addr.type=unix,addr.path=... or addr.type=inet,addr.host=...,addr.port=...[,KEY=VALUE...]
-    #[arg(long, conflicts_with = "disk", help_heading = "qemu-storage-daemon's options")]
+    #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub nbd_server: Option<String>,
 
     /// Write the process's number to a file, and hold the file as long as it lives

@@ -138,6 +138,38 @@ mod tests {
     }
 
     #[test]
+    fn what_adjusts_one_disk_is_refused_beside_objects_that_say_for_themselves_what_they_are() {
+        let ours = [
+            "--socket=s",
+            "--read-only",
+            "--aio=native",
+            "--buffered",
+            "--num-queues=2",
+            "--iothreads=2",
+            "--poll-policy=off",
+            "--poll-max-ns=0",
+            "--fd-monitor=epoll",
+        ];
+        let objects = ["--blockdev=b", "--object=o", "--export=e", "--config=c", "--add-fd=fd=3", "--nbd-server=s"];
+        let serve = |options: &[&str]| {
+            let command = <Serve as clap::Args>::augment_args(clap::Command::new("serve"));
+            command.try_get_matches_from([&["serve"], options].concat()).map_err(|e| e.to_string())
+        };
+        for of_objects in objects {
+            assert!(serve(&[of_objects]).is_ok(), "{of_objects}");
+            let name = of_objects.split('=').next().unwrap();
+            for option in ours.iter().chain(&["disk.img"]) {
+                let refused = serve(&[option, of_objects]).unwrap_err();
+                assert!(refused.contains("cannot be used with") && refused.contains(name), "{option}: {refused}");
+            }
+        }
+        for option in ours {
+            assert!(serve(&["disk.img", option]).is_ok(), "{option}");
+            assert!(serve(&[option]).unwrap_err().contains("<DISK>"), "{option}");
+        }
+    }
+
+    #[test]
     fn help_says_by_which_policy_an_io_thread_polls_that_is_told_nothing() {
         let command = <Serve as clap::Args>::augment_args(clap::Command::new("serve"));
         let policy = command.get_arguments().find(|argument| argument.get_id() == "poll_policy").unwrap();
