@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use egret_loadgen::client::{Client, ClientOptions};
-use egret_loadgen::load::{Edge, Rate, RateProcess, Span, Spec, Waiting};
+use egret_loadgen::load::{Edge, Job, Rate, RateProcess, Span, Spec, Waiting};
 use support::{Device, Puppet, PuppetOptions};
 
 const STALL: Duration = Duration::from_millis(100);
@@ -42,6 +42,36 @@ fn requests_that_were_due_in_a_stall_all_count_as_slow() {
             // 90 ms of the stall at two a millisecond are 180, give or take; a closed loop would see two.
             assert!(slow > 100, "{process:?}, {waiting:?}: {slow}");
             assert!((0.6..1.5).contains(&share), "{process:?}, {waiting:?}: {share} of what was due");
+        }
+    }
+}
+
+#[test]
+fn what_was_due_on_a_disk_that_stalls_is_not_given_to_another() {
+    for process in [RateProcess::Fixed, RateProcess::Poisson] {
+        for waiting in [Waiting::Polling, Waiting::Blocking] {
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            let stalls = Puppet::with(PuppetOptions::default(), move |device| {
+                let _ = ended.recv();
+                device.serve();
+            });
+            let serves = Puppet::with(PuppetOptions::default(), Device::serve);
+            let rate_iops = Some(Rate { iops: 4000.0, process });
+            let spec = Spec { iodepth: 2, waiting, rate_iops, ..Spec::default() };
+            let connect = |puppet: &Puppet| {
+                let client = Client::connect(&puppet.socket, ClientOptions::default()).unwrap();
+                let mut disk = client.start(spec.shape()).unwrap();
+                (disk.info, disk.queues.remove(0))
+            };
+            let mut job = Job::new(&spec, 0, vec![connect(&stalls), connect(&serves)]).unwrap();
+            let mut tally = job.tally();
+            let span = Span { ramp: Duration::ZERO, length: STALL };
+            let mut end = Some(end);
+            job.run(span, &mut tally, &mut |edge| drop(end.take_if(|_| edge == Edge::End))).unwrap();
+            // Half of what was due was due there, and two of those found room.
+            let unstarted = tally.open.as_ref().unwrap().unstarted as f64;
+            let due = 4000.0 * tally.elapsed.as_secs_f64();
+            assert!(unstarted > 0.4 * due, "{process:?}, {waiting:?}: {unstarted} of {due} never began");
         }
     }
 }
