@@ -77,6 +77,41 @@ fn what_was_due_on_a_disk_that_stalls_is_not_given_to_another() {
 }
 
 #[test]
+fn what_is_in_flight_at_the_end_does_not_take_as_long_as_the_callback() {
+    let (go, going) = std::sync::mpsc::channel::<()>();
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    let puppet = Puppet::with(PuppetOptions::default(), move |mut device| {
+        let _ = going.recv();
+        (0..4).for_each(|_| assert!(device.serve_one(0)));
+        drop(done);
+        device.serve();
+    });
+    let rate_iops = Some(Rate { iops: 1000.0, process: RateProcess::Fixed });
+    let spec = Spec { iodepth: 4, waiting: Waiting::Blocking, rate_iops, ..Spec::default() };
+    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
+    let mut job = spec.jobs(disk).unwrap().remove(0);
+    let mut tally = job.tally();
+    let (begin, mut go, mut until_end) = (Instant::now(), Some(go), Duration::MAX);
+    let span = Span { ramp: Duration::ZERO, length: Duration::from_millis(20) };
+    job.run(span, &mut tally, &mut |edge| {
+        if edge == Edge::End {
+            until_end = begin.elapsed();
+            drop(go.take());
+            let _ = wait.recv();
+            // Longer than all that has been measured, so that it shows.
+            while begin.elapsed() < 3 * until_end {
+                std::thread::sleep(span.length);
+            }
+        }
+    })
+    .unwrap();
+    let longest = Duration::from_nanos(tally.lat.max());
+    assert_eq!(tally.lat.len(), 4);
+    // A histogram is right to a thousandth.
+    assert!(longest > Duration::ZERO && longest < until_end.mul_f64(1.01), "{longest:?} of {until_end:?}");
+}
+
+#[test]
 fn a_server_that_is_too_slow_for_a_rate_is_late_and_not_the_load() {
     let puppet = Puppet::with(PuppetOptions::default(), |mut device| {
         while device.serve_one(0) {

@@ -175,7 +175,7 @@ impl Job {
                 tally.at_once += u64::from(at_once);
             }
             if now >= run.next_edge() {
-                self.pass_edge(&mut run, now, tally, edge);
+                self.pass_edge(&mut run, now, tally, edge)?;
             }
             if run.phase == Phase::Draining && run.in_flight == 0 {
                 return Ok(());
@@ -188,7 +188,13 @@ impl Job {
     }
 
     #[cold]
-    fn pass_edge(&mut self, run: &mut Run, now: u64, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) {
+    fn pass_edge(
+        &mut self,
+        run: &mut Run,
+        now: u64,
+        tally: &mut Tally,
+        edge: &mut dyn FnMut(Edge),
+    ) -> Result<(), LoadError> {
         if run.phase == Phase::Ramping {
             edge(Edge::Begin);
             // The callback took time, which must not count as the server's.
@@ -215,7 +221,13 @@ impl Job {
                     open.unstarted_lat.saturating_record(now - due);
                 }
             }
+            // Nobody looked while the callback ran. What is there by now took at least until the edge; what it took beyond that
+            // nobody can tell from the callback's own time.
+            while self.lanes.iter().any(|lane| lane.queue.has_completed()) {
+                self.reap(run, now, tally)?;
+            }
         }
+        Ok(())
     }
 
     /// Records completions, and in a closed loop submits the next requests.
