@@ -3,6 +3,8 @@
 #[path = "bench/elsewhere.rs"]
 mod elsewhere;
 mod support;
+#[path = "bench/verify.rs"]
+mod verify;
 
 use std::collections::BTreeSet;
 use std::fs;

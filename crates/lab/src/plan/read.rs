@@ -159,6 +159,9 @@ impl Plan {
                 "load '{load}': queues has no effect on '{guest}': a guest's disks have one for each of vcpus"
             ));
         }
+        if load.keys.verify {
+            self.check_verifies(load)?;
+        }
         let key = match (load.keys.across_disks, load.keys.processes) {
             (true, _) => "across_disks",
             (false, true) => "processes",
@@ -172,6 +175,27 @@ impl Plan {
                 load.name, subject.name
             )),
         }
+    }
+
+    /// That a load that verifies finds on its disks what it has written itself, or else a disk is wrong.
+    fn check_verifies(&self, load: &Load) -> Result<(), String> {
+        let complain = |what: &str| Err(format!("load '{}': {what}", load.name));
+        let fios = |subject: &&Subject| matches!(subject.stack, Stack::Host | Stack::Guest | Stack::Ssh);
+        if let Some(fio) = self.subjects.iter().filter(fios).find(|one| load.is_put_on(&one.name)) {
+            // fio reads back within the runtime, and counts that among the reads; and under norandommap it does not know which
+            // of two writes was the last.
+            return complain(&format!(
+                "verify is of the lab's own load, and it is put on '{}': leave that out of its subjects, or have a job file verify",
+                fio.name
+            ));
+        }
+        if !load.writes() {
+            return complain("verify checks what the load itself has written, and it only reads");
+        }
+        if self.disk.kind == DiskKind::Null {
+            return complain("verify needs a disk that keeps what is written, and a null disk does not");
+        }
+        Ok(())
     }
 
     fn check_hosts(&self) -> Result<(), String> {
@@ -574,6 +598,22 @@ mod tests {
         let beside = "egret'\n[[subject]]\nname = 'g'\nstack = 'guest";
         let error = complaint(&format!("{}queues = 4\n", PLAN.replace("egret", beside)));
         assert!(error.ends_with("queues has no effect on 'g': a guest's disks have one for each of vcpus"), "{error}");
+        for (rw, stack, disk, what) in [
+            (
+                "randwrite",
+                "host",
+                "file",
+                "of the lab's own load, and it is put on 's': leave that out of its subjects, or",
+            ),
+            ("randread", "egret", "file", "verify checks what the load itself has written, and it only reads"),
+            ("randwrite", "egret", "null", "verify needs a disk that keeps what is written, and a null disk does not"),
+        ] {
+            let text = PLAN.replace("egret", stack).replace("null", disk);
+            let error = complaint(&format!("{text}rw = ['{rw}', 'randrw']\nverify = true\n"));
+            assert!(error.contains(&format!("load '{rw} 4k QD1': verify ")) && error.contains(what), "{error}");
+            let text = PLAN.replace("null", "file");
+            assert!(Plan::read("x", &format!("{text}rw = 'randrw'\nverify = true"), Path::new(".")).is_ok());
+        }
         let at = |backend: &str, disk: &str, more: &str| {
             let subject = format!("'egret'\nbackend = '{backend}'");
             complaint(&format!("{}{more}", PLAN.replace("'egret'", &subject).replace("'null'", disk)))

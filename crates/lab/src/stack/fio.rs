@@ -53,7 +53,6 @@ pub fn job_file(task: &Task<'_>, sections: &[String], engine: &str) -> String {
     let LoadKeys {
         norandommap,
         size,
-        verify,
         rate_process,
         ramp_time,
         runtime,
@@ -71,6 +70,8 @@ pub fn job_file(task: &Task<'_>, sections: &[String], engine: &str) -> String {
         disks: _,
         idle_disks: _,
         queues: _,
+        // The lab's own load's alone, as the plan's check says.
+        verify: _,
         polling: _,
         name: _,
         subjects: _,
@@ -104,9 +105,6 @@ pub fn job_file(task: &Task<'_>, sections: &[String], engine: &str) -> String {
     }
     if let Some(size) = size {
         key("size", &size.0);
-    }
-    if *verify && load.writes() {
-        key("verify", &"crc32c");
     }
     if let Some([reads, writes]) = rates(task) {
         if load.rw.ends_with("rw") {
