@@ -7,6 +7,7 @@ use egret_loadgen::load::Rw;
 use egret_vocabulary::nearest::nearest;
 
 use super::{Bytes, DeviceModel, DiskKind, Load, Pages, Plan, Seconds, Server, Stack, Subject};
+use crate::stack::fio;
 
 /// What is wrong with a plan: `FILE:LINE: what`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -420,10 +421,18 @@ fn has_no_effect(subject: &Subject) -> Option<String> {
 fn check_load(load: &Load) -> Result<(), String> {
     let complain = |what: String| Err(format!("load '{}': {what}", load.name));
     if load.keys.jobfile.is_some() || load.keys.application.is_some() {
-        return match &load.keys.jobfile {
-            Some(path) if !path.is_file() => complain(format!("there is no job file {}", path.display())),
-            _ => Ok(()),
-        };
+        let Some(path) = &load.keys.jobfile else { return Ok(()) };
+        if !path.is_file() {
+            return complain(format!("there is no job file {}", path.display()));
+        }
+        // Whoever runs it says what else is wrong with it.
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        return fio::hides_its_order(&text).map_or(Ok(()), |key| {
+            complain(format!(
+                "{} has {key}, and fio does not say which of its jobs ran side by side: jobs that take turns have stonewall",
+                path.display()
+            ))
+        });
     }
     if let Err(error) = load.rw.parse::<Rw>() {
         return complain(error.to_string());
@@ -636,6 +645,14 @@ mod tests {
         assert!(complaint(&PLAN.replace("'egret'", "'vhost-user-blk'")).contains("needs a command"));
         assert!(load("application = 'rsnyc'").ends_with("unknown word 'rsnyc'; did you mean 'rsync'?"));
         assert!(load("jobfile = 'x.fio'").ends_with("there is no job file /nowhere/x.fio"));
+        let folder = tempfile::tempdir().unwrap();
+        let text = format!("{}jobfile = 'x.fio'\n", PLAN.replace("egret", "host").replace("null", "file"));
+        for (job, is_taken) in [("[a]\n[b]\nstonewall\n", true), ("[a]\n[b]\nwait_for=a\n", false)] {
+            std::fs::write(folder.path().join("x.fio"), job).unwrap();
+            let read = Plan::read("x", &text, folder.path()).map(drop).map_err(|error| error.to_string());
+            assert_eq!(read.is_ok(), is_taken, "{read:?}");
+            assert!(is_taken || read.is_err_and(|error| error.contains("x.fio has wait_for, and fio does not say")));
+        }
         assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
     }
 
