@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use crate::results::{Cell, Measurement, Outcome, SYMBOLS};
-use crate::statistics::{deviation, mean};
+use crate::statistics::{mean, squares};
 
 /// How often an interval misses what it is of.
 pub const MISS: f64 = 0.05;
@@ -57,12 +57,10 @@ impl<'a> Profiles<'a> {
         mean(&untold.collect::<Vec<_>>()).unwrap_or(0.0)
     }
 
-    /// The variance of the mean of some shares: what they scatter, and at least what counting so many samples scatters.
-    pub fn variance(&self, shares: &[f64]) -> f64 {
-        let between = deviation(shares).powi(2) / shares.len().max(1) as f64;
+    /// The variance of the mean of some shares as far as it comes of counting so many samples: what they scatter is no less.
+    pub fn counting(&self, shares: &[f64]) -> f64 {
         let share = mean(shares).unwrap_or(0.0) / 100.0;
-        let counting = if self.samples > 0 { share * (1.0 - share) / self.samples as f64 * 1e4 } else { 0.0 };
-        between.max(counting)
+        if self.samples > 0 { share * (1.0 - share) / self.samples as f64 * 1e4 } else { 0.0 }
     }
 
     /// The share of a symbol over all cells; `None` where it was not among the hottest in any.
@@ -70,7 +68,9 @@ impl<'a> Profiles<'a> {
         let shares = self.shares(name);
         let percent = mean(&shares).filter(|share| *share > 0.0)?;
         let freedom = shares.len().saturating_sub(1).max(1) as f64;
-        let half = half_width(self.variance(&shares), freedom, MISS)?;
+        // All shares have their say in the mean, and so in what it scatters, however far off they are.
+        let between = squares(&shares) / freedom / shares.len() as f64;
+        let half = half_width(between.max(self.counting(&shares)), freedom, MISS)?;
         Some(Share { percent, interval: [(percent - half).max(0.0), (percent + half).min(100.0)] })
     }
 

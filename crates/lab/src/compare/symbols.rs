@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::analysis::profile::{MISS, Profiles, Share, half_width};
 use crate::results::{Cell, Run};
-use crate::statistics::mean;
+use crate::statistics::{Sample, mean};
 
 /// Smaller moves are not listed, in percent of all samples.
 const LEAST: f64 = 0.1;
@@ -83,10 +83,10 @@ fn by_load<'a>(runs: &[&'a Run]) -> BTreeMap<(&'a str, &'a str), Vec<&'a Cell>> 
 /// A symbol that moved, if that is sure beside the `count` others of its profiles.
 fn between(sides: &[Profiles<'_>; 2], (load, subject): (&str, &str), name: &str, count: usize) -> Option<Moved> {
     let shares = [sides[0].shares(name), sides[1].shares(name)];
-    let [a, b] = shares.each_ref().map(|shares| mean(shares).unwrap_or(0.0));
-    let variance = sides[0].variance(&shares[0]) + sides[1].variance(&shares[1]);
-    let freedom = (shares[0].len() + shares[1].len()).saturating_sub(2).max(1) as f64;
-    let by = b - a;
+    // Shares in place of logarithms: how far they lie apart is found alike.
+    let Sample { log_ratio: by, variance, leverage, freedom, .. } = Sample::of_groups(&shares[1], &shares[0])?;
+    let counting = sides[0].counting(&shares[0]) + sides[1].counting(&shares[1]);
+    let (variance, freedom) = ((variance * leverage).max(counting), freedom.max(1.0));
     // What was not among the hottest on one side was there all the same.
     let untold = [sides[0].untold(name), sides[1].untold(name)];
     let sure = if by > 0.0 { by - untold[0] } else { -by - untold[1] };
@@ -99,7 +99,7 @@ fn between(sides: &[Profiles<'_>; 2], (load, subject): (&str, &str), name: &str,
         load: load.to_owned(),
         subject: subject.to_owned(),
         symbol: name.to_owned(),
-        comms: sides[usize::from(b > 0.0)].comms(name).into_iter().map(str::to_owned).collect(),
+        comms: sides[usize::from(mean(&shares[1]) > Some(0.0))].comms(name).into_iter().map(str::to_owned).collect(),
         a: sides[0].share(name),
         b: sides[1].share(name),
         by: [by, by - half - untold[0], by + half + untold[1]],
