@@ -15,8 +15,19 @@ pub const MISS: f64 = 0.05;
 pub struct Profiles<'a> {
     /// Those that have one.
     pub cells: Vec<&'a Measurement>,
+    /// The run that each of them is of.
+    runs: Vec<usize>,
     /// The samples of all of them; none where they were not counted.
     pub samples: u64,
+}
+
+/// What is independent of each other in some profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Each cell: they are of one run.
+    Cell,
+    /// Each run: what a boot and a layout make of a symbol is in all of a run's cells.
+    Run,
 }
 
 /// A symbol's share of all samples, and its interval of 95 %, in percent.
@@ -29,21 +40,31 @@ pub struct Share {
 }
 
 impl<'a> Profiles<'a> {
-    /// Of some cells, as far as they were measured.
+    /// Of some cells of one run, as far as they were measured.
     pub fn of(cells: impl IntoIterator<Item = &'a Cell>) -> Self {
-        let measured = cells.into_iter().filter_map(|cell| match &cell.outcome {
-            Outcome::Measured(measured) => Some(measured.as_ref()),
-            Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
-        });
-        let cells: Vec<_> = measured.filter(|measured| !measured.symbols.is_empty()).collect();
-        Self { samples: cells.iter().map(|cell| cell.samples).sum(), cells }
+        Self::of_runs(cells.into_iter().map(|cell| (0, cell)))
     }
 
-    /// A symbol's share in each cell, over all that run it.
-    pub fn shares(&self, name: &str) -> Vec<f64> {
+    /// Of some cells, each with the number of its run.
+    pub fn of_runs(cells: impl IntoIterator<Item = (usize, &'a Cell)>) -> Self {
+        let measured = cells.into_iter().filter_map(|(run, cell)| match &cell.outcome {
+            Outcome::Measured(measured) if !measured.symbols.is_empty() => Some((run, measured.as_ref())),
+            Outcome::Measured(_) | Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
+        });
+        let (runs, cells): (Vec<_>, Vec<_>) = measured.unzip();
+        Self { samples: cells.iter().map(|cell| cell.samples).sum(), cells, runs }
+    }
+
+    /// A symbol's share in each unit, over all that run it.
+    pub fn shares(&self, name: &str, unit: Unit) -> Vec<f64> {
         let share =
             |cell: &&Measurement| cell.symbols.iter().filter(|one| one.name == name).map(|one| one.percent).sum();
-        self.cells.iter().map(share).collect()
+        let mut units: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
+        for (number, (run, cell)) in self.runs.iter().zip(&self.cells).enumerate() {
+            let key = if unit == Unit::Run { (*run, 0) } else { (*run, number) };
+            units.entry(key).or_default().push(share(cell));
+        }
+        units.values().filter_map(|shares| mean(shares)).collect()
     }
 
     /// How much larger a symbol's share may be than what is known of it: a cell with as many symbols as are kept may have had as
@@ -65,7 +86,8 @@ impl<'a> Profiles<'a> {
 
     /// The share of a symbol over all cells; `None` where it was not among the hottest in any.
     pub fn share(&self, name: &str) -> Option<Share> {
-        let shares = self.shares(name);
+        let is_of_one = self.runs.iter().all(|run| Some(run) == self.runs.first());
+        let shares = self.shares(name, if is_of_one { Unit::Cell } else { Unit::Run });
         let percent = mean(&shares).filter(|share| *share > 0.0)?;
         let freedom = shares.len().saturating_sub(1).max(1) as f64;
         // All shares have their say in the mean, and so in what it scatters, however far off they are.

@@ -128,6 +128,37 @@ fn one_burst_among_many_repetitions_moves_no_symbol() {
 }
 
 #[test]
+fn of_several_runs_a_symbol_has_moved_by_more_than_runs_lie_apart() {
+    let with = |percent: f64| {
+        let mut run = run(1e5);
+        run.cells.retain(|cell| cell.id.load.ends_with("QD64"));
+        for cell in &mut run.cells {
+            let Outcome::Measured(measured) = &mut cell.outcome else { panic!("it was measured") };
+            let percent = percent + 0.02 * (f64::from(cell.id.repetition) - 2.0);
+            measured.samples = 1_000_000;
+            measured.symbols = vec![Symbol { name: "s".into(), comm: "x".into(), percent }];
+        }
+        run
+    };
+    let moved = |a: &[f64], b: &[f64]| {
+        let [a, b] = [a, b].map(|side| side.iter().map(|percent| with(*percent)).collect::<Vec<_>>());
+        let comparison = Comparison::of(&a.iter().collect::<Vec<_>>(), &b.iter().collect::<Vec<_>>(), None);
+        assert_eq!(comparison.objections, [""; 0]);
+        comparison.symbols.moved
+    };
+    // Repetitions of a run agree to 0.03 %, and runs of one thing to 0.15 %.
+    assert_eq!(moved(&[1.0, 1.2, 1.1], &[1.3, 1.5, 1.25]), []);
+    assert_eq!(moved(&[1.0, 1.2, 1.1], &[1.4]), []);
+    // Student's distribution has 4 degrees of freedom for both, 2.776 standard errors, and 2 for each, 4.303.
+    let found = moved(&[1.0, 1.2, 1.1], &[2.3, 2.5, 2.4]);
+    let half = 2.776_f64 * (0.01_f64 * 2.0 / 3.0).sqrt();
+    let is_near = |one: f64, other: f64| (one - other).abs() < 0.001;
+    assert!(found.len() == 1 && is_near(found[0].by[0], 1.3) && is_near(found[0].by[1], 1.3 - half), "{found:?}");
+    let half = 4.303_f64 * (0.01_f64 / 3.0).sqrt();
+    assert!(is_near(found[0].a.unwrap().interval[0], 1.1 - half), "{found:?}");
+}
+
+#[test]
 fn a_symbol_that_only_one_side_kept_has_moved_by_what_it_has_more_than_the_others_coldest() {
     let with = |first: f64, last: (&str, f64)| {
         let mut run = run(1e5);
