@@ -2,6 +2,8 @@
 
 #[path = "bench/elsewhere.rs"]
 mod elsewhere;
+#[path = "bench/resumed.rs"]
+mod resumed;
 mod support;
 #[path = "bench/verify.rs"]
 mod verify;
