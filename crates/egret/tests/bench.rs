@@ -2,7 +2,11 @@
 
 #[path = "bench/elsewhere.rs"]
 mod elsewhere;
+#[path = "bench/resumed.rs"]
+mod resumed;
 mod support;
+#[path = "bench/verify.rs"]
+mod verify;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use egret_loadgen::client::{Client, ClientOptions};
-use egret_loadgen::load::{Edge, Rate, RateProcess, Span, Spec, Waiting};
+use egret_loadgen::load::{Edge, Job, Rate, RateProcess, Span, Spec, Waiting};
 use support::{Device, Puppet, PuppetOptions};
 
 const STALL: Duration = Duration::from_millis(100);
@@ -44,6 +44,71 @@ fn requests_that_were_due_in_a_stall_all_count_as_slow() {
             assert!((0.6..1.5).contains(&share), "{process:?}, {waiting:?}: {share} of what was due");
         }
     }
+}
+
+#[test]
+fn what_was_due_on_a_disk_that_stalls_is_not_given_to_another() {
+    for process in [RateProcess::Fixed, RateProcess::Poisson] {
+        for waiting in [Waiting::Polling, Waiting::Blocking] {
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            let stalls = Puppet::with(PuppetOptions::default(), move |device| {
+                let _ = ended.recv();
+                device.serve();
+            });
+            let serves = Puppet::with(PuppetOptions::default(), Device::serve);
+            let rate_iops = Some(Rate { iops: 4000.0, process });
+            let spec = Spec { iodepth: 2, waiting, rate_iops, ..Spec::default() };
+            let connect = |puppet: &Puppet| {
+                let client = Client::connect(&puppet.socket, ClientOptions::default()).unwrap();
+                let mut disk = client.start(spec.shape()).unwrap();
+                (disk.info, disk.queues.remove(0))
+            };
+            let mut job = Job::new(&spec, 0, vec![connect(&stalls), connect(&serves)]).unwrap();
+            let mut tally = job.tally();
+            let span = Span { ramp: Duration::ZERO, length: STALL };
+            let mut end = Some(end);
+            job.run(span, &mut tally, &mut |edge| drop(end.take_if(|_| edge == Edge::End))).unwrap();
+            // Half of what was due was due there, and two of those found room.
+            let unstarted = tally.open.as_ref().unwrap().unstarted as f64;
+            let due = 4000.0 * tally.elapsed.as_secs_f64();
+            assert!(unstarted > 0.4 * due, "{process:?}, {waiting:?}: {unstarted} of {due} never began");
+        }
+    }
+}
+
+#[test]
+fn what_is_in_flight_at_the_end_does_not_take_as_long_as_the_callback() {
+    let (go, going) = std::sync::mpsc::channel::<()>();
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    let puppet = Puppet::with(PuppetOptions::default(), move |mut device| {
+        let _ = going.recv();
+        (0..4).for_each(|_| assert!(device.serve_one(0)));
+        drop(done);
+        device.serve();
+    });
+    let rate_iops = Some(Rate { iops: 1000.0, process: RateProcess::Fixed });
+    let spec = Spec { iodepth: 4, waiting: Waiting::Blocking, rate_iops, ..Spec::default() };
+    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
+    let mut job = spec.jobs(disk).unwrap().remove(0);
+    let mut tally = job.tally();
+    let (begin, mut go, mut until_end) = (Instant::now(), Some(go), Duration::MAX);
+    let span = Span { ramp: Duration::ZERO, length: Duration::from_millis(20) };
+    job.run(span, &mut tally, &mut |edge| {
+        if edge == Edge::End {
+            until_end = begin.elapsed();
+            drop(go.take());
+            let _ = wait.recv();
+            // Longer than all that has been measured, so that it shows.
+            while begin.elapsed() < 3 * until_end {
+                std::thread::sleep(span.length);
+            }
+        }
+    })
+    .unwrap();
+    let longest = Duration::from_nanos(tally.lat.max());
+    assert_eq!(tally.lat.len(), 4);
+    // A histogram is right to a thousandth.
+    assert!(longest > Duration::ZERO && longest < until_end.mul_f64(1.01), "{longest:?} of {until_end:?}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use crate::results::{Cell, Measurement, Outcome, SYMBOLS};
-use crate::statistics::{deviation, mean};
+use crate::statistics::{mean, squares};
 
 /// How often an interval misses what it is of.
 pub const MISS: f64 = 0.05;
@@ -15,8 +15,19 @@ pub const MISS: f64 = 0.05;
 pub struct Profiles<'a> {
     /// Those that have one.
     pub cells: Vec<&'a Measurement>,
+    /// The run that each of them is of.
+    runs: Vec<usize>,
     /// The samples of all of them; none where they were not counted.
     pub samples: u64,
+}
+
+/// What is independent of each other in some profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Each cell: they are of one run.
+    Cell,
+    /// Each run: what a boot and a layout make of a symbol is in all of a run's cells.
+    Run,
 }
 
 /// A symbol's share of all samples, and its interval of 95 %, in percent.
@@ -29,21 +40,31 @@ pub struct Share {
 }
 
 impl<'a> Profiles<'a> {
-    /// Of some cells, as far as they were measured.
+    /// Of some cells of one run, as far as they were measured.
     pub fn of(cells: impl IntoIterator<Item = &'a Cell>) -> Self {
-        let measured = cells.into_iter().filter_map(|cell| match &cell.outcome {
-            Outcome::Measured(measured) => Some(measured.as_ref()),
-            Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
-        });
-        let cells: Vec<_> = measured.filter(|measured| !measured.symbols.is_empty()).collect();
-        Self { samples: cells.iter().map(|cell| cell.samples).sum(), cells }
+        Self::of_runs(cells.into_iter().map(|cell| (0, cell)))
     }
 
-    /// A symbol's share in each cell, over all that run it.
-    pub fn shares(&self, name: &str) -> Vec<f64> {
+    /// Of some cells, each with the number of its run.
+    pub fn of_runs(cells: impl IntoIterator<Item = (usize, &'a Cell)>) -> Self {
+        let measured = cells.into_iter().filter_map(|(run, cell)| match &cell.outcome {
+            Outcome::Measured(measured) if !measured.symbols.is_empty() => Some((run, measured.as_ref())),
+            Outcome::Measured(_) | Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
+        });
+        let (runs, cells): (Vec<_>, Vec<_>) = measured.unzip();
+        Self { samples: cells.iter().map(|cell| cell.samples).sum(), cells, runs }
+    }
+
+    /// A symbol's share in each unit, over all that run it.
+    pub fn shares(&self, name: &str, unit: Unit) -> Vec<f64> {
         let share =
             |cell: &&Measurement| cell.symbols.iter().filter(|one| one.name == name).map(|one| one.percent).sum();
-        self.cells.iter().map(share).collect()
+        let mut units: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
+        for (number, (run, cell)) in self.runs.iter().zip(&self.cells).enumerate() {
+            let key = if unit == Unit::Run { (*run, 0) } else { (*run, number) };
+            units.entry(key).or_default().push(share(cell));
+        }
+        units.values().filter_map(|shares| mean(shares)).collect()
     }
 
     /// How much larger a symbol's share may be than what is known of it: a cell with as many symbols as are kept may have had as
@@ -57,20 +78,21 @@ impl<'a> Profiles<'a> {
         mean(&untold.collect::<Vec<_>>()).unwrap_or(0.0)
     }
 
-    /// The variance of the mean of some shares: what they scatter, and at least what counting so many samples scatters.
-    pub fn variance(&self, shares: &[f64]) -> f64 {
-        let between = deviation(shares).powi(2) / shares.len().max(1) as f64;
+    /// The variance of the mean of some shares as far as it comes of counting so many samples: what they scatter is no less.
+    pub fn counting(&self, shares: &[f64]) -> f64 {
         let share = mean(shares).unwrap_or(0.0) / 100.0;
-        let counting = if self.samples > 0 { share * (1.0 - share) / self.samples as f64 * 1e4 } else { 0.0 };
-        between.max(counting)
+        if self.samples > 0 { share * (1.0 - share) / self.samples as f64 * 1e4 } else { 0.0 }
     }
 
     /// The share of a symbol over all cells; `None` where it was not among the hottest in any.
     pub fn share(&self, name: &str) -> Option<Share> {
-        let shares = self.shares(name);
+        let is_of_one = self.runs.iter().all(|run| Some(run) == self.runs.first());
+        let shares = self.shares(name, if is_of_one { Unit::Cell } else { Unit::Run });
         let percent = mean(&shares).filter(|share| *share > 0.0)?;
         let freedom = shares.len().saturating_sub(1).max(1) as f64;
-        let half = half_width(self.variance(&shares), freedom, MISS)?;
+        // All shares have their say in the mean, and so in what it scatters, however far off they are.
+        let between = squares(&shares) / freedom / shares.len() as f64;
+        let half = half_width(between.max(self.counting(&shares)), freedom, MISS)?;
         Some(Share { percent, interval: [(percent - half).max(0.0), (percent + half).min(100.0)] })
     }
 

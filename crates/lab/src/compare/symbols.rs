@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::analysis::profile::{MISS, Profiles, Share, half_width};
+use crate::analysis::profile::{MISS, Profiles, Share, Unit, half_width};
 use crate::results::{Cell, Run};
-use crate::statistics::mean;
+use crate::statistics::{Sample, mean};
 
 /// Smaller moves are not listed, in percent of all samples.
 const LEAST: f64 = 0.1;
@@ -47,13 +47,14 @@ impl Symbols {
     }
 }
 
-/// What moved between two sides, over all repetitions of all their runs.
+/// What moved between two sides, over all repetitions of all their runs. Where a side has several, runs are the units of both.
 pub fn moved(a: &[&Run], b: &[&Run]) -> Symbols {
+    let unit = if a.len().max(b.len()) > 1 { Unit::Run } else { Unit::Cell };
     let mut found = Symbols::default();
     let theirs = by_load(b);
     for (key, ours) in by_load(a) {
         let Some(theirs) = theirs.get(&key) else { continue };
-        let sides = [&ours, theirs].map(|cells| Profiles::of(cells.iter().copied()));
+        let sides = [&ours, theirs].map(|cells| Profiles::of_runs(cells.iter().copied()));
         // Without a profile in both nothing can have moved.
         if sides.iter().any(|side| side.cells.is_empty()) {
             continue;
@@ -65,28 +66,37 @@ pub fn moved(a: &[&Run], b: &[&Run]) -> Symbols {
         let cells = sides.iter().flat_map(|side| &side.cells);
         let names: BTreeSet<&str> = cells.flat_map(|cell| &cell.symbols).map(|one| one.name.as_str()).collect();
         let count = names.len();
-        found.moved.extend(names.into_iter().filter_map(|name| between(&sides, key, name, count)));
+        found.moved.extend(names.into_iter().filter_map(|name| between(&sides, unit, key, name, count)));
     }
     found.moved.sort_by(|one, other| other.by[0].abs().total_cmp(&one.by[0].abs()));
     found.moved.truncate(MOST);
     found
 }
 
-fn by_load<'a>(runs: &[&'a Run]) -> BTreeMap<(&'a str, &'a str), Vec<&'a Cell>> {
+/// The cells under each load of each subject, with the numbers of their runs.
+fn by_load<'a>(runs: &[&'a Run]) -> BTreeMap<(&'a str, &'a str), Vec<(usize, &'a Cell)>> {
     let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (key, cells) in runs.iter().flat_map(|run| run.by_load()) {
-        all.entry(key).or_default().extend(cells);
+    for (number, run) in runs.iter().enumerate() {
+        for (key, cells) in run.by_load() {
+            all.entry(key).or_default().extend(cells.into_iter().map(|cell| (number, cell)));
+        }
     }
     all
 }
 
 /// A symbol that moved, if that is sure beside the `count` others of its profiles.
-fn between(sides: &[Profiles<'_>; 2], (load, subject): (&str, &str), name: &str, count: usize) -> Option<Moved> {
-    let shares = [sides[0].shares(name), sides[1].shares(name)];
-    let [a, b] = shares.each_ref().map(|shares| mean(shares).unwrap_or(0.0));
-    let variance = sides[0].variance(&shares[0]) + sides[1].variance(&shares[1]);
-    let freedom = (shares[0].len() + shares[1].len()).saturating_sub(2).max(1) as f64;
-    let by = b - a;
+fn between(
+    sides: &[Profiles<'_>; 2],
+    unit: Unit,
+    (load, subject): (&str, &str),
+    name: &str,
+    count: usize,
+) -> Option<Moved> {
+    let shares = [sides[0].shares(name, unit), sides[1].shares(name, unit)];
+    // Shares in place of logarithms: how far they lie apart is found alike.
+    let Sample { log_ratio: by, variance, leverage, freedom, .. } = Sample::of_groups(&shares[1], &shares[0])?;
+    let counting = sides[0].counting(&shares[0]) + sides[1].counting(&shares[1]);
+    let (variance, freedom) = ((variance * leverage).max(counting), freedom.max(1.0));
     // What was not among the hottest on one side was there all the same.
     let untold = [sides[0].untold(name), sides[1].untold(name)];
     let sure = if by > 0.0 { by - untold[0] } else { -by - untold[1] };
@@ -99,7 +109,7 @@ fn between(sides: &[Profiles<'_>; 2], (load, subject): (&str, &str), name: &str,
         load: load.to_owned(),
         subject: subject.to_owned(),
         symbol: name.to_owned(),
-        comms: sides[usize::from(b > 0.0)].comms(name).into_iter().map(str::to_owned).collect(),
+        comms: sides[usize::from(mean(&shares[1]) > Some(0.0))].comms(name).into_iter().map(str::to_owned).collect(),
         a: sides[0].share(name),
         b: sides[1].share(name),
         by: [by, by - half - untold[0], by + half + untold[1]],

@@ -64,7 +64,7 @@ pub struct LoadKeys {
     /// How much of the disk is used; all of it without this.
     #[serde(default)]
     pub size: Option<Bytes>,
-    /// Whether blocks are checked when they are read.
+    /// Whether what the load writes, where it is the lab's own, is checked when it is read, and all of it at the end.
     #[serde(default)]
     pub verify: bool,
     /// Whether the load, where it is the lab's own, waits by looking again and again instead of sleeping.

@@ -7,6 +7,7 @@ use egret_loadgen::load::Rw;
 use egret_vocabulary::nearest::nearest;
 
 use super::{Bytes, DeviceModel, DiskKind, Load, Pages, Plan, Seconds, Server, Stack, Subject};
+use crate::stack::fio;
 
 /// What is wrong with a plan: `FILE:LINE: what`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -159,6 +160,9 @@ impl Plan {
                 "load '{load}': queues has no effect on '{guest}': a guest's disks have one for each of vcpus"
             ));
         }
+        if load.keys.verify {
+            self.check_verifies(load)?;
+        }
         let key = match (load.keys.across_disks, load.keys.processes) {
             (true, _) => "across_disks",
             (false, true) => "processes",
@@ -172,6 +176,27 @@ impl Plan {
                 load.name, subject.name
             )),
         }
+    }
+
+    /// That a load that verifies finds on its disks what it has written itself, or else a disk is wrong.
+    fn check_verifies(&self, load: &Load) -> Result<(), String> {
+        let complain = |what: &str| Err(format!("load '{}': {what}", load.name));
+        let fios = |subject: &&Subject| matches!(subject.stack, Stack::Host | Stack::Guest | Stack::Ssh);
+        if let Some(fio) = self.subjects.iter().filter(fios).find(|one| load.is_put_on(&one.name)) {
+            // fio reads back within the runtime, and counts that among the reads; and under norandommap it does not know which
+            // of two writes was the last.
+            return complain(&format!(
+                "verify is of the lab's own load, and it is put on '{}': leave that out of its subjects, or have a job file verify",
+                fio.name
+            ));
+        }
+        if !load.writes() {
+            return complain("verify checks what the load itself has written, and it only reads");
+        }
+        if self.disk.kind == DiskKind::Null {
+            return complain("verify needs a disk that keeps what is written, and a null disk does not");
+        }
+        Ok(())
     }
 
     fn check_hosts(&self) -> Result<(), String> {
@@ -396,10 +421,18 @@ fn has_no_effect(subject: &Subject) -> Option<String> {
 fn check_load(load: &Load) -> Result<(), String> {
     let complain = |what: String| Err(format!("load '{}': {what}", load.name));
     if load.keys.jobfile.is_some() || load.keys.application.is_some() {
-        return match &load.keys.jobfile {
-            Some(path) if !path.is_file() => complain(format!("there is no job file {}", path.display())),
-            _ => Ok(()),
-        };
+        let Some(path) = &load.keys.jobfile else { return Ok(()) };
+        if !path.is_file() {
+            return complain(format!("there is no job file {}", path.display()));
+        }
+        // Whoever runs it says what else is wrong with it.
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        return fio::hides_its_order(&text).map_or(Ok(()), |key| {
+            complain(format!(
+                "{} has {key}, and fio does not say which of its jobs ran side by side: jobs that take turns have stonewall",
+                path.display()
+            ))
+        });
     }
     if let Err(error) = load.rw.parse::<Rw>() {
         return complain(error.to_string());
@@ -574,6 +607,22 @@ mod tests {
         let beside = "egret'\n[[subject]]\nname = 'g'\nstack = 'guest";
         let error = complaint(&format!("{}queues = 4\n", PLAN.replace("egret", beside)));
         assert!(error.ends_with("queues has no effect on 'g': a guest's disks have one for each of vcpus"), "{error}");
+        for (rw, stack, disk, what) in [
+            (
+                "randwrite",
+                "host",
+                "file",
+                "of the lab's own load, and it is put on 's': leave that out of its subjects, or",
+            ),
+            ("randread", "egret", "file", "verify checks what the load itself has written, and it only reads"),
+            ("randwrite", "egret", "null", "verify needs a disk that keeps what is written, and a null disk does not"),
+        ] {
+            let text = PLAN.replace("egret", stack).replace("null", disk);
+            let error = complaint(&format!("{text}rw = ['{rw}', 'randrw']\nverify = true\n"));
+            assert!(error.contains(&format!("load '{rw} 4k QD1': verify ")) && error.contains(what), "{error}");
+            let text = PLAN.replace("null", "file");
+            assert!(Plan::read("x", &format!("{text}rw = 'randrw'\nverify = true"), Path::new(".")).is_ok());
+        }
         let at = |backend: &str, disk: &str, more: &str| {
             let subject = format!("'egret'\nbackend = '{backend}'");
             complaint(&format!("{}{more}", PLAN.replace("'egret'", &subject).replace("'null'", disk)))
@@ -596,6 +645,14 @@ mod tests {
         assert!(complaint(&PLAN.replace("'egret'", "'vhost-user-blk'")).contains("needs a command"));
         assert!(load("application = 'rsnyc'").ends_with("unknown word 'rsnyc'; did you mean 'rsync'?"));
         assert!(load("jobfile = 'x.fio'").ends_with("there is no job file /nowhere/x.fio"));
+        let folder = tempfile::tempdir().unwrap();
+        let text = format!("{}jobfile = 'x.fio'\n", PLAN.replace("egret", "host").replace("null", "file"));
+        for (job, is_taken) in [("[a]\n[b]\nstonewall\n", true), ("[a]\n[b]\nwait_for=a\n", false)] {
+            std::fs::write(folder.path().join("x.fio"), job).unwrap();
+            let read = Plan::read("x", &text, folder.path()).map(drop).map_err(|error| error.to_string());
+            assert_eq!(read.is_ok(), is_taken, "{read:?}");
+            assert!(is_taken || read.is_err_and(|error| error.contains("x.fio has wait_for, and fio does not say")));
+        }
         assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
     }
 

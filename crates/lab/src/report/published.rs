@@ -5,7 +5,7 @@ use csv::StringRecord;
 use super::tables::{self, Grid, Link, interval};
 use crate::analysis::profile::Profiles;
 use crate::analysis::{Analysis, CellKey, figure};
-use crate::plan::{Load, Metric, Published, Subject};
+use crate::plan::{Bytes, Load, Metric, Published, Subject};
 use crate::statistics::median;
 
 impl Published {
@@ -200,15 +200,27 @@ fn s0_cpu<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     lines(analysis).into_iter().map(column).collect()
 }
 
-/// poll-weight 3 is the weighted policy's own, and the baseline here.
+/// The subject that has a `poll-weight`, and the load under which weights are compared as they were published: 4k random reads,
+/// beside a baseline without one. Under another load that subject is compared with something else.
+fn of_weight<'a>(analysis: &'a Analysis<'_>, weight: &str) -> Option<(&'a Load, &'a Subject)> {
+    let plan = &analysis.run.plan;
+    let poll_weight = |one: &Subject| one.iothread.get("poll-weight").map(ToString::to_string);
+    let subject = plan.subjects.iter().find(|one| poll_weight(one).is_some_and(|of| of == weight))?;
+    let is_without = |name: &str| plan.subjects.iter().any(|one| one.name == name && poll_weight(one).is_none());
+    let is_published = |load: &&Load| {
+        (load.rw.as_str(), load.bs) == ("randread", Bytes(4096))
+            && load.is_put_on(&subject.name)
+            && is_without(plan.baseline_under(load))
+    };
+    Some((analysis.loads.iter().copied().find(is_published)?, subject))
+}
+
+/// What the weights differ by from what they replaced.
 fn s1_weight<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |metric: Metric| -> Column<'a> {
         let value = move |row: &Row<'_>| {
-            let weight = row.field("weight");
-            let is_weight = |one: &&Subject| one.iothread.get("poll-weight").is_some_and(|of| of.to_string() == weight);
-            let subject = analysis.run.plan.subjects.iter().find(is_weight)?;
-            let of_load = |load: &'a Load| judged(analysis, &load.name, &subject.name, metric);
-            analysis.loads.iter().rev().copied().find_map(of_load)
+            let (load, subject) = of_weight(analysis, row.field("weight"))?;
+            judged(analysis, &load.name, &subject.name, metric)
         };
         (format!("{}, difference to the baseline", metric.name()), Box::new(value))
     };
@@ -218,11 +230,8 @@ fn s1_weight<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
 fn s1_window<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |metric: Metric| -> Column<'a> {
         let value = move |row: &Row<'_>| {
-            let weight = row.field("weight");
-            let is_weight = |one: &&Subject| one.iothread.get("poll-weight").is_some_and(|of| of.to_string() == weight);
-            let subject = analysis.run.plan.subjects.iter().find(is_weight)?;
-            let of_load = |load: &'a Load| median_of(analysis, &load.name, &subject.name, metric);
-            analysis.loads.iter().rev().copied().find_map(of_load)
+            let (load, subject) = of_weight(analysis, row.field("weight"))?;
+            median_of(analysis, &load.name, &subject.name, metric)
         };
         (format!("{}, {}", metric.name(), metric.unit()), Box::new(value))
     };
@@ -254,4 +263,48 @@ fn s4_devices<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
         (format!("{subject}, IOPS"), Box::new(value))
     };
     analysis.subjects.iter().map(|subject| column(subject)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Plan;
+    use crate::results::{Cell, CellId, Measurement, Operations, Outcome, Run};
+
+    #[test]
+    fn a_weight_is_compared_under_the_load_that_was_published_and_under_no_other() {
+        let plan = Plan::named("polling").unwrap();
+        let is_published = |load: &str| load == "randread 4k QD8 2 jobs";
+        assert!(plan.loads.iter().any(|load| is_published(&load.name)));
+        let weight_3 = |fails: bool| {
+            let mut run =
+                Run { plan: plan.clone(), ..Run::of("name='p'\ntitle='t'\nsubject=[]\nload=[]\ndisk.type='null'") };
+            for load in plan.loads.iter() {
+                for subject in plan.subjects.iter().filter(|subject| load.is_put_on(&subject.name)) {
+                    for repetition in 0..5 {
+                        let is_twice = !is_published(&load.name) && subject.iothreads == 2;
+                        let requests = if is_twice { 2000 } else { 1000 + u64::from(repetition) };
+                        let reads = Some(Operations { requests, bytes: 4096 * requests, ..Operations::default() });
+                        let measured = Measurement { seconds: 1.0, reads, ..Measurement::default() };
+                        let has_failed = fails && is_published(&load.name) && subject.name == "weighted, 2 I/O threads";
+                        let outcome = match has_failed {
+                            true => Outcome::Failed { reason: "it crashed".into(), log: Vec::new() },
+                            false => Outcome::Measured(Box::new(measured)),
+                        };
+                        let (load, subject) = (load.name.clone(), subject.name.clone());
+                        run.cells.push(Cell {
+                            id: CellId { load, subject, repetition, point: 0 },
+                            started: 0,
+                            outcome,
+                        });
+                    }
+                }
+            }
+            let beside = beside(Published::S1Weight, &Analysis::new(&run)).unwrap();
+            let row = beside.grid.rows.into_iter().find(|row| row.cells[0] == "3").unwrap();
+            row.cells[3].clone()
+        };
+        assert!(weight_3(false).starts_with("+0.0"), "{}", weight_3(false));
+        assert_eq!(weight_3(true), "not measured");
+    }
 }

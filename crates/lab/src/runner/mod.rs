@@ -16,7 +16,7 @@ mod marks;
 mod order;
 mod perf;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ use crate::fingerprint;
 use crate::machine::{self, Placement};
 use crate::plan::{Load, Plan};
 use crate::process::{ProcessReaper, Scratch, short_directory};
-use crate::results::{Cell, CellId, FORMAT, Host, Incident, Measurement, Outcome, Run, Warning};
+use crate::results::{Cell, CellId, Component, FORMAT, Host, Incident, Measurement, Outcome, Run, Warning};
 use crate::stack::{self, Context, Deployment, Task, Unable};
 use crate::statistics::Looks;
 
@@ -47,6 +47,9 @@ pub const RAW: &str = "raw";
 const OVERHEAD: Duration = Duration::from_millis(300);
 /// From this share of all processors' time on, a hypervisor takes enough away to show.
 const STOLEN: f64 = 0.01;
+
+/// How an incident begins that says what is not as it was.
+const RESUMED: &str = "resumed with other conditions than it began with";
 
 /// Hears how a run goes.
 pub trait Progress {
@@ -133,6 +136,10 @@ pub struct Runner {
     context: Context,
     /// Those that are dear to start, by the subject's place in the plan. They end before their disks do.
     kept: HashMap<usize, Box<dyn Deployment>>,
+    /// Subjects whose servers were looked at since it began, or was resumed, by their place in the plan.
+    seen: HashSet<usize>,
+    /// What is to be said of them beside the next cell.
+    news: Vec<String>,
     disks: Disks,
     kernel: kernel_log::KernelLog,
     directory: PathBuf,
@@ -221,7 +228,8 @@ impl Runner {
         };
         let kernel = kernel_log::KernelLog::open(kernel_log::KMSG);
         let (kept, directory) = (HashMap::new(), options.directory.clone());
-        Ok(Self { run, steps, journal, context, kept, disks, kernel, directory, _scratch: scratch })
+        let (seen, news) = (HashSet::new(), Vec::new());
+        Ok(Self { run, steps, journal, context, kept, seen, news, disks, kernel, directory, _scratch: scratch })
     }
 
     /// What there is so far.
@@ -277,10 +285,14 @@ impl Runner {
                 break;
             }
             progress.measuring(&step.id);
-            let started = now();
+            let (started, known) = (now(), self.run.host.commands.len());
             let outcome = self.outcome(step);
             if self.context.reaper.has_stopped() {
                 break;
+            }
+            // A lab that is killed does not come to write at its end what has served the cells that it keeps.
+            if self.run.host.commands.len() > known {
+                self.journal.result(&self.run)?;
             }
             let cell = Cell { id: step.id.clone(), started, outcome };
             self.journal.cell(&cell)?;
@@ -317,9 +329,11 @@ impl Runner {
     }
 
     fn note_incidents(&mut self, id: &CellId, progress: &mut dyn Progress) -> io::Result<()> {
-        for text in self.kernel.news() {
-            progress.says(&format!("the kernel: {text}"));
-            let incident = Incident { at: now(), cell: Some(id.clone()), source: "kernel".into(), text };
+        let of_kernel = self.kernel.news().into_iter().map(|text| ("kernel", format!("the kernel: {text}"), text));
+        let ours = self.news.drain(..).map(|text| (Incident::LAB, text.clone(), text));
+        for (source, said, text) in of_kernel.chain(ours) {
+            progress.says(&said);
+            let incident = Incident { at: now(), cell: Some(id.clone()), source: source.into(), text };
             self.journal.incident(&incident)?;
             self.run.incidents.push(incident);
         }
@@ -340,12 +354,9 @@ impl Runner {
             None => load.keys.rate_iops.map(|each| each * f64::from(load.numjobs) * f64::from(load.groups())),
         };
         let mut deployment = self.deploy(step.subject, &load)?;
-        let (name, commands) = (&self.run.plan.subjects[step.subject].name, &mut self.run.host.commands);
-        if !commands.iter().any(|(subject, _)| subject == name) {
-            let pids = deployment.pids();
-            commands.extend(pids.iter().map(|pid| (name.clone(), command_line(*pid))));
-            let started = pids.iter().flat_map(|pid| fingerprint::started(name, *pid, &self.run.host.components));
-            self.run.host.started.extend(started);
+        if self.seen.insert(step.subject) {
+            let name = self.run.plan.subjects[step.subject].name.clone();
+            self.news.extend(look(&mut self.run.host, &name, &deployment.pids()));
         }
         deployment.resume();
         let raw = self.directory.join(RAW).join(raw_name(&step.id));
@@ -472,7 +483,24 @@ fn differs(run: &Run, now: &Host) -> Option<String> {
         ("the job files", run.job_files != fingerprint::job_files(&run.plan)),
     ];
     let changed: Vec<&str> = what.iter().filter(|(_, differs)| *differs).map(|(what, _)| *what).collect();
-    (!changed.is_empty()).then(|| format!("resumed with other conditions than it began with: {}", changed.join(", ")))
+    (!changed.is_empty()).then(|| format!("{RESUMED}: {}", changed.join(", ")))
+}
+
+/// Keeps what serves a subject. Of a run that goes on that is kept already: says if it is another program now.
+fn look(host: &mut Host, name: &str, pids: &[u32]) -> Option<String> {
+    let started = pids.iter().flat_map(|pid| fingerprint::started(name, *pid, &host.components)).collect::<Vec<_>>();
+    if !host.commands.iter().any(|(subject, _)| subject == name) {
+        host.commands.extend(pids.iter().map(|pid| (name.to_owned(), command_line(*pid))));
+        host.started.extend(started);
+        return None;
+    }
+    let hashes = |all: &[Component]| -> BTreeSet<String> {
+        all.iter().filter(|one| one.name == name).map(|one| one.sha256.clone()).collect()
+    };
+    let (before, now) = (hashes(&host.started), hashes(&started));
+    // What another user's process runs not everybody may see.
+    let is_another = before != now && !before.is_empty() && !now.is_empty();
+    is_another.then(|| format!("{RESUMED}: the program of '{name}'"))
 }
 
 /// A process's command line, in words.

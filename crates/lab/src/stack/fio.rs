@@ -1,5 +1,6 @@
 //! fio: a load's job file, and the parsing of its JSON.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde_json::Value;
@@ -53,7 +54,6 @@ pub fn job_file(task: &Task<'_>, sections: &[String], engine: &str) -> String {
     let LoadKeys {
         norandommap,
         size,
-        verify,
         rate_process,
         ramp_time,
         runtime,
@@ -71,6 +71,8 @@ pub fn job_file(task: &Task<'_>, sections: &[String], engine: &str) -> String {
         disks: _,
         idle_disks: _,
         queues: _,
+        // The lab's own load's alone, as the plan's check says.
+        verify: _,
         polling: _,
         name: _,
         subjects: _,
@@ -105,9 +107,6 @@ pub fn job_file(task: &Task<'_>, sections: &[String], engine: &str) -> String {
     if let Some(size) = size {
         key("size", &size.0);
     }
-    if *verify && load.writes() {
-        key("verify", &"crc32c");
-    }
     if let Some([reads, writes]) = rates(task) {
         if load.rw.ends_with("rw") {
             // A single number would be the rate of reads and of writes each, and 0 of one of them no limit.
@@ -131,6 +130,8 @@ pub fn job_file(task: &Task<'_>, sections: &[String], engine: &str) -> String {
 pub struct Group {
     /// The name of the group's first job.
     pub name: String,
+    /// fio's number of it. A group with another number ran before or after it: its first job has a `stonewall`.
+    pub number: u64,
     /// How long it ran, in seconds.
     pub seconds: f64,
     /// Reads, if there were any.
@@ -182,6 +183,7 @@ fn group(job: &Value) -> Result<Group, String> {
         mixed: both.map(|both| both.latency),
         seconds,
         cpu_ns: ((cpu("usr_cpu") + cpu("sys_cpu")) * elapsed * 1e9) as u64,
+        number: job["groupid"].as_u64().unwrap_or(0),
         name,
     })
 }
@@ -208,8 +210,14 @@ fn latency(of: &Value) -> Latency {
 }
 
 /// All groups together, as one measurement without a ledger but for fio's own CPU time; nothing where none did anything.
+/// Its time is that of all that ran one after the other.
 pub fn measurement(groups: &[Group]) -> Option<Measurement> {
-    let seconds = groups.iter().map(|group| group.seconds).fold(0.0, f64::max);
+    let mut phases: BTreeMap<u64, f64> = BTreeMap::new();
+    for Group { number, seconds, .. } in groups {
+        let longest = phases.entry(*number).or_default();
+        *longest = longest.max(*seconds);
+    }
+    let seconds = phases.into_values().sum();
     let cpu = Ledger { load: Some(groups.iter().map(|group| group.cpu_ns).sum()), ..Ledger::default() };
     let measurement = Measurement {
         seconds,
@@ -241,17 +249,24 @@ pub(crate) fn escaped(path: &str) -> String {
     path.replace(':', "\\:")
 }
 
+/// The keys of a job file and their values, as fio takes them, with blanks around the sign.
+fn keys(job_file: &str) -> impl Iterator<Item = (&str, &str)> {
+    let lines = job_file.lines().map(str::trim);
+    lines.map(|line| line.split_once('=').map_or((line, ""), |(key, value)| (key.trim(), value.trim())))
+}
+
 /// Whether a job file may write: a job's `rw` or `readwrite` is not a read's, or what it does stands somewhere else.
 pub fn may_write(job_file: &str) -> bool {
-    job_file.lines().map(str::trim).any(|line| {
-        // As fio takes it, with blanks around the sign.
-        let (key, value) = line.split_once('=').map_or((line, ""), |(key, value)| (key.trim(), value.trim()));
-        match key {
-            "rw" | "readwrite" => !matches!(value, "read" | "randread"),
-            "read_iolog" | "profile" => true,
-            _ => key.starts_with("include"),
-        }
+    keys(job_file).any(|(key, value)| match key {
+        "rw" | "readwrite" => !matches!(value, "read" | "randread"),
+        "read_iolog" | "profile" => true,
+        _ => key.starts_with("include"),
     })
+}
+
+/// The key of a job file after which fio's output does not tell which jobs ran side by side and which in turn.
+pub fn hides_its_order(job_file: &str) -> Option<&str> {
+    keys(job_file).map(|(key, _)| key).find(|key| matches!(*key, "new_group" | "wait_for"))
 }
 
 #[cfg(test)]
@@ -344,7 +359,15 @@ mod tests {
         let groups = groups(OUTPUT).unwrap();
         let latency = Latency { mean: 1500.5, p50: 1000.0, p90: 1900.0, p99: 1990.0, p999: 1999.0, max: 2000.0 };
         let reads = Some(Operations { requests: 2, bytes: 8192, latency });
-        let group = Group { name: "disk0".into(), seconds: 1.0, reads, writes: None, mixed: None, cpu_ns: 500_000_000 };
+        let group = Group {
+            name: "disk0".into(),
+            number: 0,
+            seconds: 1.0,
+            reads,
+            writes: None,
+            mixed: None,
+            cpu_ns: 500_000_000,
+        };
         assert_eq!(groups, [group]);
     }
 
@@ -376,6 +399,28 @@ mod tests {
             [alone, beside].map(|one| (one.requests(), one.reads, one.seconds)),
             [(2, None, 1.0), (4, None, 1.0)]
         );
+    }
+
+    #[test]
+    fn jobs_that_wait_for_each_other_have_the_time_of_all_and_those_side_by_side_of_the_longest() {
+        let job = |group: u32, seconds: f64| {
+            serde_json::json!({
+                "jobname": "job", "groupid": group, "error": 0, "job_runtime": seconds * 1e3,
+                "read": { "io_bytes": 4_096_000.0 * seconds, "runtime": seconds * 1e3, "total_ios": (1000.0 * seconds) as u64 },
+            })
+        };
+        let of = |jobs: &[(u32, f64)]| {
+            let jobs: Vec<_> = jobs.iter().map(|(group, seconds)| job(*group, *seconds)).collect();
+            let one = measurement(&groups(&serde_json::json!({ "jobs": jobs }).to_string()).unwrap()).unwrap();
+            (one.requests(), one.seconds)
+        };
+        assert_eq!(of(&[(0, 1.0), (0, 2.0)]), (3000, 2.0));
+        assert_eq!(of(&[(0, 1.0), (1, 1.0)]), (2000, 2.0));
+        assert_eq!(of(&[(0, 1.0), (0, 2.0), (1, 4.0), (2, 3.0), (2, 3.0)]), (13_000, 9.0));
+        for (text, key) in [("[a]\nrw=read\nstonewall\n#new_group", None), ("[a]\n new_group =1", Some("new_group"))] {
+            assert_eq!(hides_its_order(text), key);
+        }
+        assert_eq!(hides_its_order("[a]\n[b]\nwait_for=a"), Some("wait_for"));
     }
 
     #[test]

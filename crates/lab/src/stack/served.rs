@@ -183,7 +183,7 @@ impl Deployment for Served {
         let jobs = self.jobs(&spec);
         let telemetry = &mut self.telemetry;
         let ran = jobs.and_then(|mut jobs| {
-            load::run(&mut jobs, spec.span(), &mut |edge| {
+            let tally = load::run(&mut jobs, spec.span(), &mut |edge| {
                 task.edge(edge);
                 // CPU times are read last at the beginning and first at the end, so that queries to the server do not count.
                 if edge == Edge::End {
@@ -195,7 +195,10 @@ impl Deployment for Served {
                 if edge == Edge::Begin {
                     meter.edge(edge);
                 }
-            })
+            })?;
+            // What was written and not read since. It is over for the meter, so that this costs nobody anything.
+            jobs.iter_mut().try_for_each(|job| job.verify().map(drop))?;
+            Ok(tally)
         });
         let tally = match ran {
             Ok(Some(tally)) => tally,

@@ -2,7 +2,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`median`], [`spread`], [`deviation`] | values of one kind |
+//! | [`mean`], [`squares`], [`median`], [`spread`], [`deviation`] | values of one kind |
 //! | [`Sample`] | one comparison as it was measured, of pairs or of two groups |
 //! | `moderated` | variances of one kind, each moderated by all |
 //! | [`judge`], [`judge_runs`], [`Estimate`], [`Verdict`] | comparisons that are read together: pass, fail, can't tell |
@@ -22,7 +22,7 @@ mod verdict;
 
 pub use family::{Estimate, FALSE_FAIL, Null, Question, Relation, judge, judge_runs, reaches, relations};
 pub use looks::{Look, Looks};
-pub use sample::{Sample, mean, trimmed};
+pub use sample::{Sample, mean, squares, trimmed};
 pub use verdict::{Count, Limit, Overall, Verdict};
 
 /// The middle of some values; `NaN` of none.
@@ -36,7 +36,8 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// The sample standard deviation of some values; 0 of fewer than two.
+/// The standard deviation of some values of which a trimmed mean is taken, as [`Sample`] has it: of many those that are furthest
+/// off add nothing. It says nothing of a plain mean. 0 of fewer than two.
 pub fn deviation(values: &[f64]) -> f64 {
     Sample::of_pairs(values).map_or(0.0, |sample| sample.variance.sqrt())
 }

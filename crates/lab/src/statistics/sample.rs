@@ -64,7 +64,7 @@ pub fn mean(values: &[f64]) -> Option<f64> {
 }
 
 /// The sum of squared distances from the mean.
-fn squares(values: &[f64]) -> f64 {
+pub fn squares(values: &[f64]) -> f64 {
     let middle = mean(values).unwrap_or(0.0);
     values.iter().map(|value| (value - middle).powi(2)).sum()
 }

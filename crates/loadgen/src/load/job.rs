@@ -21,7 +21,7 @@ use super::waiter::Waiter;
 use super::{LoadError, SpecError};
 use crate::client::{ClientError, Info, PATIENCE, Queue};
 use crate::machine;
-use crate::random::{Random, mix};
+use crate::random::mix;
 
 /// Completions taken from one disk before what follows them is published: few enough that the server is not kept
 /// waiting, enough to share a clock read and a fence.
@@ -50,8 +50,7 @@ pub struct Span {
 /// One thread's load, which can be run repeatedly.
 pub struct Job {
     lanes: Vec<Lane>,
-    arrivals: Option<Arrivals>,
-    rng: Random,
+    is_open: bool,
     waiting: Waiting,
     waiter: Waiter,
     core: Option<usize>,
@@ -73,9 +72,6 @@ struct Run {
     begin: u64,
     end: u64,
     in_flight: usize,
-    /// Of an open loop: since when no request that was due has found every slot taken.
-    room_since: u64,
-    has_room: bool,
     last_completion: u64,
     cpu_before: u64,
     kicks_before: u64,
@@ -103,20 +99,22 @@ impl Job {
     /// The disk cannot be used as described.
     pub fn new(spec: &Spec, number: u16, disks: Vec<(Info, Queue)>) -> Result<Self, LoadError> {
         let seed = |lane: u64| mix(spec.randseed ^ u64::from(number) << 32 ^ lane);
-        let mut lanes = Vec::with_capacity(disks.len());
-        for (disk, (info, queue)) in (0..).zip(disks) {
+        let count = disks.len();
+        let mut lanes = Vec::with_capacity(count);
+        for (disk, (info, queue)) in disks.into_iter().enumerate() {
             spec.check(&info)?;
             if queue.longest() < spec.bs || queue.depth() < spec.iodepth {
                 return Err(SpecError::Zero("the queue's depth and length for this load").into());
             }
-            lanes.push(Lane::new(queue, spec, spec.part(number, &info)?, disk, seed(disk + 1)));
+            let disk_seed = seed(disk as u64 + 1);
+            let arrivals = spec.rate_iops.map(|rate| Arrivals::new(rate, disk, count, mix(disk_seed)));
+            lanes.push(Lane::new(queue, spec, spec.part(number, &info)?, disk as u64, disk_seed, arrivals));
         }
         let cores = &spec.cpus_allowed;
         Ok(Self {
             waiter: Waiter::new(lanes.iter().map(|lane| &lane.queue))?,
             lanes,
-            arrivals: spec.rate_iops.map(|rate| Arrivals::new(rate, seed(0))),
-            rng: Random::new(seed(u64::MAX)),
+            is_open: spec.rate_iops.is_some(),
             waiting: spec.waiting,
             core: (!cores.is_empty()).then(|| cores[usize::from(number) % cores.len()]),
             patience_ns: PATIENCE.as_nanos() as u64,
@@ -130,7 +128,7 @@ impl Job {
 
     /// An empty tally for this job.
     pub fn tally(&self) -> Tally {
-        Tally::new(self.waiting, self.arrivals.is_some())
+        Tally::new(self.waiting, self.is_open)
     }
 
     /// Runs once in this thread, and adds to `tally`. `edge` is called where measuring begins and where it ends.
@@ -150,26 +148,21 @@ impl Job {
             begin,
             end: begin + span.length.as_nanos() as u64,
             in_flight: 0,
-            room_since: 0,
-            has_room: true,
             last_completion: 0,
             cpu_before: 0,
             kicks_before: 0,
         };
-        match &mut self.arrivals {
-            Some(arrivals) => {
-                arrivals.restart();
-                // Start times are met to the microsecond, but Linux lets a thread's timers expire 50 us late by default.
-                set_current_timer_slack(NonZeroU64::new(1)).map_err(ClientError::from)?;
-            }
-            None => {
-                for lane in &mut self.lanes {
-                    while let Some(slot) = lane.free.pop() {
-                        lane.issue(slot, 0, 0, 0);
-                        run.in_flight += 1;
-                    }
-                    lane.queue.publish()?;
+        if self.is_open {
+            self.lanes.iter_mut().for_each(Lane::restart);
+            // Start times are met to the microsecond, but Linux lets a thread's timers expire 50 us late by default.
+            set_current_timer_slack(NonZeroU64::new(1)).map_err(ClientError::from)?;
+        } else {
+            for lane in &mut self.lanes {
+                while let Some(slot) = lane.free.pop() {
+                    lane.issue(slot, 0, 0, 0);
+                    run.in_flight += 1;
                 }
+                lane.queue.publish()?;
             }
         }
         loop {
@@ -182,7 +175,7 @@ impl Job {
                 tally.at_once += u64::from(at_once);
             }
             if now >= run.next_edge() {
-                self.pass_edge(&mut run, now, tally, edge);
+                self.pass_edge(&mut run, now, tally, edge)?;
             }
             if run.phase == Phase::Draining && run.in_flight == 0 {
                 return Ok(());
@@ -195,7 +188,13 @@ impl Job {
     }
 
     #[cold]
-    fn pass_edge(&mut self, run: &mut Run, now: u64, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) {
+    fn pass_edge(
+        &mut self,
+        run: &mut Run,
+        now: u64,
+        tally: &mut Tally,
+        edge: &mut dyn FnMut(Edge),
+    ) -> Result<(), LoadError> {
         if run.phase == Phase::Ramping {
             edge(Edge::Begin);
             // The callback took time, which must not count as the server's.
@@ -208,9 +207,7 @@ impl Job {
             run.begin = now;
             run.end = now + length;
             // What a server that is too slow has left undone so far is the warm-up's, or nothing else would be measured.
-            while let Some(arrivals) = self.arrivals.as_mut().filter(|arrivals| arrivals.next() < now) {
-                arrivals.advance();
-            }
+            self.lanes.iter_mut().for_each(|lane| while lane.skip(now).is_some() {});
         } else {
             tally.cpu_ns += machine::thread_cpu_time_ns() - run.cpu_before;
             edge(Edge::End);
@@ -218,20 +215,25 @@ impl Job {
             tally.kicks += self.kicks() - run.kicks_before;
             tally.elapsed += Duration::from_nanos(now - run.begin);
             run.end = now;
-            if let (Some(arrivals), Some(open)) = (&mut self.arrivals, &mut tally.open) {
-                while arrivals.next() < now {
+            if let Some(open) = &mut tally.open {
+                for due in self.lanes.iter_mut().flat_map(|lane| std::iter::from_fn(|| lane.skip(now))) {
                     open.unstarted += 1;
-                    open.unstarted_lat.saturating_record(now - arrivals.next());
-                    arrivals.advance();
+                    open.unstarted_lat.saturating_record(now - due);
                 }
             }
+            // Nobody looked while the callback ran. What is there by now took at least until the edge; what it took beyond that
+            // nobody can tell from the callback's own time.
+            while self.lanes.iter().any(|lane| lane.queue.has_completed()) {
+                self.reap(run, now, tally)?;
+            }
         }
+        Ok(())
     }
 
     /// Records completions, and in a closed loop submits the next requests.
     #[inline]
     fn reap(&mut self, run: &mut Run, now: u64, tally: &mut Tally) -> Result<(), LoadError> {
-        let closed = self.arrivals.is_none();
+        let closed = !self.is_open;
         for lane in &mut self.lanes {
             let mut taken = 0;
             while taken < BATCH
@@ -268,31 +270,24 @@ impl Job {
 
     /// Submits the requests of an open loop that are due, as far as slots are free.
     fn start_what_is_due(&mut self, run: &mut Run, now: u64) -> Result<(), LoadError> {
-        let Some(arrivals) = &mut self.arrivals else { return Ok(()) };
-        if run.phase == Phase::Draining {
+        if !self.is_open || run.phase == Phase::Draining {
             return Ok(());
         }
-        while arrivals.next() <= now {
-            let count = self.lanes.len();
-            let first = self.rng.below(count as u64) as usize;
-            let with_room =
-                (first..first + count).map(|index| index % count).find(|&index| !self.lanes[index].free.is_empty());
-            let Some(lane) = with_room.map(|index| &mut self.lanes[index]) else {
-                run.has_room = false;
-                break;
-            };
-            if !run.has_room {
-                (run.has_room, run.room_since) = (true, now);
+        for lane in &mut self.lanes {
+            while lane.next_start() <= now {
+                // What finds no slot waits for one of this disk's, so that its stall is told of all that was due there.
+                let Some(slot) = lane.free.pop() else {
+                    lane.has_room = false;
+                    break;
+                };
+                if run.in_flight == 0 {
+                    // No request was in flight, so the server's silence begins only now.
+                    run.last_completion = now;
+                }
+                lane.start(slot, now, run.now());
+                lane.queue.publish()?;
+                run.in_flight += 1;
             }
-            if run.in_flight == 0 {
-                // No request was in flight, so the server's silence begins only now.
-                run.last_completion = now;
-            }
-            let slot = lane.free.pop().unwrap_or_default();
-            lane.issue(slot, arrivals.next(), run.room_since, run.now());
-            lane.queue.publish()?;
-            run.in_flight += 1;
-            arrivals.advance();
         }
         Ok(())
     }
@@ -312,14 +307,12 @@ impl Job {
 
     /// When the job must wake up even if no server notifies it.
     fn until(&self, run: &Run) -> u64 {
-        match &self.arrivals {
-            // Without a free slot the next start has to wait for a completion anyway.
-            Some(arrivals) if run.phase != Phase::Draining => {
-                let room = self.lanes.iter().any(|lane| !lane.free.is_empty());
-                run.next_edge().min(if room { arrivals.next() } else { u64::MAX })
-            }
-            _ => u64::MAX,
+        if !self.is_open || run.phase == Phase::Draining {
+            return u64::MAX;
         }
+        // Without a free slot a disk's next start has to wait for a completion anyway.
+        let with_room = self.lanes.iter().filter(|lane| !lane.free.is_empty());
+        with_room.map(Lane::next_start).fold(run.next_edge(), u64::min)
     }
 
     fn spin(&self, run: &Run) -> Result<(), LoadError> {
@@ -383,8 +376,6 @@ impl Job {
                 begin: 0,
                 end: 0,
                 in_flight: 0,
-                room_since: 0,
-                has_room: true,
                 last_completion: 0,
                 cpu_before: 0,
                 kicks_before: 0,

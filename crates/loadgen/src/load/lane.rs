@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::LoadError;
+use super::arrivals::Arrivals;
 use super::spec::Spec;
 use super::verify::{Ledger, Stamp};
 use crate::client::{Op, Queue};
@@ -32,6 +33,11 @@ pub(super) struct Lane {
     pub queue: Queue,
     /// Free slots. A closed loop has few.
     pub free: Vec<u16>,
+    /// Of an open loop: when its requests are due.
+    pub arrivals: Option<Arrivals>,
+    /// Of an open loop: whether the last request that was due found a slot, and since when all have.
+    pub has_room: bool,
+    pub room_since: u64,
     flights: Box<[Flight]>,
     begin: u64,
     blocks: u64,
@@ -46,8 +52,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// A lane over `part` of the job's disk with this number; `seed` is its own.
-    pub fn new(queue: Queue, spec: &Spec, part: Range<u64>, disk: u64, seed: u64) -> Self {
+    /// A lane over `part` of the job's disk with this number; `seed` is its own, and so are `arrivals`.
+    pub fn new(queue: Queue, spec: &Spec, part: Range<u64>, disk: u64, seed: u64, arrivals: Option<Arrivals>) -> Self {
         let blocks = (part.end - part.start) / u64::from(spec.bs);
         let mut random = Random::new(seed);
         let mix = Random::new(random.bits());
@@ -59,6 +65,9 @@ impl Lane {
         let none = Flight { intended: 0, issued: 0, late: 0, op: Op::Read, block: 0 };
         let mut lane = Self {
             free: (0..spec.iodepth.min(queue.depth())).rev().collect(),
+            arrivals,
+            has_room: true,
+            room_since: 0,
             flights: vec![none; usize::from(queue.depth())].into(),
             begin: part.start,
             blocks,
@@ -85,6 +94,39 @@ impl Lane {
             lane.queue.fill(slot, &lane.scratch);
         }
         lane
+    }
+
+    /// When the next request of an open loop is due.
+    #[inline]
+    pub fn next_start(&self) -> u64 {
+        self.arrivals.as_ref().map_or(u64::MAX, Arrivals::next)
+    }
+
+    /// Starts over at time 0, with all slots free.
+    pub fn restart(&mut self) {
+        (self.has_room, self.room_since) = (true, 0);
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.restart();
+        }
+    }
+
+    /// When the next request of an open loop was due if that was before `now`; it is not made any more.
+    pub fn skip(&mut self, now: u64) -> Option<u64> {
+        let arrivals = self.arrivals.as_mut().filter(|arrivals| arrivals.next() < now)?;
+        let due = arrivals.next();
+        arrivals.advance();
+        Some(due)
+    }
+
+    /// Submits the next request of an open loop in `slot`.
+    pub fn start(&mut self, slot: u16, now: u64, issued: u64) {
+        if !self.has_room {
+            (self.has_room, self.room_since) = (true, now);
+        }
+        self.issue(slot, self.next_start(), self.room_since, issued);
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.advance();
+        }
     }
 
     /// Submits the next request in `slot`, of which there was room since `possible`.

@@ -58,7 +58,7 @@ pub enum RateProcess {
 /// An open loop: requests start at their intended times, however many are still in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
-    /// Requests per second and job.
+    /// Requests per second and job. Its disks have equal parts of them.
     pub iops: f64,
     /// How they are spaced.
     pub process: RateProcess,
