@@ -687,6 +687,31 @@ fn a_browser_tells_the_reader_whose_tail_is_better() {
 }
 
 #[test]
+fn a_browser_chooses_by_latency_at_a_rate_that_all_reach() {
+    let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    // Whoever has a few requests more by chance has three times the latency.
+    for (fast, slow) in [("base", "alike"), ("alike", "base")] {
+        let mut run = run(|cell| {
+            let Outcome::Measured(measured) = &mut cell.outcome else { return };
+            let is_slow = cell.id.subject.starts_with(slow);
+            let reads = measured.reads.as_mut().expect("reads");
+            reads.requests = if is_slow { 50_010 } else { 50_000 };
+            reads.latency.mean = if is_slow { 300_000.0 } else { 100_000.0 };
+            measured.offered_iops = Some(10_000.0);
+        });
+        run.cells.retain(|cell| cell.id.load == "randread 4k QD1" && cell.id.subject != "slow");
+        run.plan.loads.change(|loads| loads[0].rate_iops = Some(10_000.0));
+        egret_lab::report::write(&run, directory.path()).expect("a report");
+        browser.open(&directory.path().join("report.html"));
+        let answer = browser.evaluate("document.querySelector('#answer').innerText");
+        let answer = answer.as_str().expect("a text");
+        assert!(answer.starts_with(&format!("Choose {fast}: ")) && !answer.contains(slow), "{answer}");
+    }
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+#[test]
 fn a_browser_draws_the_report_and_answers_the_reader() {
     let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
     let directory = tempfile::tempdir().expect("a directory");
