@@ -220,14 +220,18 @@ impl Analysis<'_> {
     }
 
     /// Every relation that advice may rest on: of all pairs of options, under every load and at every point, in all that
-    /// is looked at. They are one family.
+    /// is looked at. They are one family. Of a guest without KVM nothing is known.
     fn all_relations(&self) -> &Relations {
         self.relations.get_or_init(|| {
             let options = self.options();
             let (mut names, mut samples) = (Vec::new(), Vec::new());
             for load in self.loads.iter().copied() {
-                let on: Vec<&str> = options.iter().copied().filter(|option| load.is_put_on(option)).collect();
                 for point in 0..=load.keys.curve.map_or(0, |curve| curve.points) {
+                    let tells = |name: &str| {
+                        let key = CellKey { load: &load.name, subject: name, point };
+                        load.is_put_on(name) && !self.table.is_functional_only(key)
+                    };
+                    let on: Vec<&str> = options.iter().copied().filter(|option| tells(option)).collect();
                     for (index, one) in on.iter().enumerate() {
                         for other in &on[index + 1..] {
                             let reached = self.reached(load, point, [one, other]);

@@ -67,3 +67,20 @@ fn who_reached_less_of_a_rate_that_neither_reaches_replaces_nobody_however_littl
     }
     assert!(!aims(&run).iter().any(|aim| aim.starts_with("Leave out")), "{:?}", aims(&run));
 }
+
+#[test]
+fn of_guests_without_kvm_none_is_to_be_left_out() {
+    let with = |emulated: &[&str]| {
+        let mut run = run(&[TWO, LOAD].concat(), |_, subject, _| if subject == "b" { WORSE } else { ALIKE });
+        for cell in run.cells.iter_mut().filter(|cell| emulated.contains(&cell.id.subject.as_str())) {
+            measured(cell).functional_only = true;
+        }
+        let analysis = Analysis::new(&run);
+        (aims(&run).len(), analysis.relations().len(), analysis.tails().len())
+    };
+    // For latency, for CPU, and whom to leave out.
+    assert_eq!(with(&[]), (3, 1, 1));
+    for emulated in [&["a", "b"][..], &["a"], &["b"]] {
+        assert_eq!(with(emulated), (0, 0, 0), "{emulated:?}");
+    }
+}
