@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use egret_loadgen::load::Edge;
@@ -13,7 +14,7 @@ use super::{Context, Deployment, Disk, Task, Unable, backends, fio, no_scheduler
 use crate::cpu_meter::{CpuMeter, Role};
 use crate::fingerprint::{self, device_under};
 use crate::plan::{Load, Subject};
-use crate::process::Process;
+use crate::process::{Process, ProcessReaper, Setting};
 use crate::results::Measurement;
 
 /// How much longer than it should fio may take: to lay out files, to start, to write its report.
@@ -33,35 +34,29 @@ pub(super) struct Host {
     backends: Vec<u32>,
     context: Context,
     /// Put back when it is over.
-    _schedulers: Vec<Scheduler>,
+    _schedulers: Vec<Setting>,
 }
 
-/// A disk's I/O scheduler, while another than its own is wanted.
-struct Scheduler {
-    file: PathBuf,
-    before: String,
-}
-
-impl Scheduler {
-    fn choose(name: &str, disk: &Path) -> Result<Self, Unable> {
+/// Gives disks another I/O scheduler, until what is returned is dropped.
+fn choose_scheduler(name: &str, disks: &[Disk], reaper: &Arc<ProcessReaper>) -> Result<Vec<Setting>, Unable> {
+    let mut chosen: Vec<Setting> = Vec::new();
+    for disk in disks {
+        let disk = disk.path().ok_or_else(|| Unable::Impossible("a disk elsewhere has no scheduler here".into()))?;
         let impossible = |why: String| no_scheduler(name, disk.display(), why);
         let is_device = fs::metadata(disk).is_ok_and(|disk| disk.file_type().is_block_device());
         let device = device_under(disk).filter(|_| is_device);
         let file =
             device.ok_or_else(|| impossible("it is a file; its disk's is everybody's".into()))?.join("queue/scheduler");
+        // Partitions of one disk have one.
+        if chosen.iter().any(|setting| setting.file() == file) {
+            continue;
+        }
         let all = fs::read_to_string(&file).map_err(|error| impossible(error.to_string()))?;
-        let new = Self { before: fingerprint::scheduler(&all).to_owned(), file };
         // The kernel loads the module of one that it knows.
-        fs::write(&new.file, name).map_err(|error| impossible(format!("{error}; it has {}", all.trim())))?;
-        Ok(new)
+        let setting = Setting::change(file, fingerprint::scheduler(&all), name, reaper);
+        chosen.push(setting.map_err(|error| impossible(format!("{error}; it has {}", all.trim())))?);
     }
-}
-
-impl Drop for Scheduler {
-    fn drop(&mut self) {
-        // Where that fails there is no disk any more.
-        let _ = fs::write(&self.file, &self.before);
-    }
+    Ok(chosen)
 }
 
 /// fio, on the load's cores: it is both the load and the path.
@@ -79,12 +74,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
         _ => fio::engine(subject.blockdev.get("aio").and_then(|aio| aio.as_str())),
     };
     let server = subject.host.clone();
-    let choose = |name: &String| {
-        let paths = disks
-            .iter()
-            .map(|disk| disk.path().ok_or_else(|| Unable::Impossible("a disk elsewhere has no scheduler here".into())));
-        paths.map(|path| Scheduler::choose(name, path?)).collect::<Result<_, _>>()
-    };
+    let choose = |name: &String| choose_scheduler(name, disks, &context.reaper);
     let schedulers = subject.scheduler.as_ref().map(choose).transpose()?.unwrap_or_default();
     let backends = backends(disks);
     Ok(Host {
