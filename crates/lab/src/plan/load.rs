@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -286,6 +287,11 @@ impl Load {
     /// How many requests it has in flight, as its keys say: a job file may say otherwise.
     pub fn in_flight(&self) -> u32 {
         u32::from(self.iodepth) * u32::from(self.numjobs) * u32::from(self.groups())
+    }
+
+    /// How long it takes by its keys, ramp and all: how long a job file takes only its author knows.
+    pub fn span(&self) -> Duration {
+        self.keys.ramp_time.duration() + self.keys.runtime.duration()
     }
 
     /// Whether it is put on that subject.

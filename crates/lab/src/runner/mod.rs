@@ -118,7 +118,7 @@ pub fn duration(plan: &Plan, steps: &[Step]) -> Duration {
 }
 
 fn length(load: &Load) -> Duration {
-    load.keys.ramp_time.duration() + load.keys.runtime.duration() + OVERHEAD
+    load.span() + OVERHEAD
 }
 
 fn now() -> u64 {

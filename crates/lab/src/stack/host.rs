@@ -17,9 +17,10 @@ use crate::plan::{Load, Subject};
 use crate::process::{Process, ProcessReaper, Setting};
 use crate::results::Measurement;
 
-/// How much longer than it should fio may take: to lay out files, to start, to write its report.
+/// How much longer than it should fio may take: to start, to write its report.
 const PATIENCE: Duration = Duration::from_secs(120);
-const A_DAY: Duration = Duration::from_secs(86_400);
+/// Of files that fio makes on another host: how many bytes of them it writes in a second, at least.
+const SLOWEST: u64 = 16 << 20;
 /// At first fio starts its threads and calibrates its clock; the ledger begins when that is over.
 const SETTLING: Duration = Duration::from_millis(300);
 
@@ -103,9 +104,7 @@ impl Deployment for Host {
         let reaper = &self.context.reaper;
         let mut fio = self.context.placement.on_the_loads(|| reaper.start(command)).map_err(Unable::failed)?;
         let watched = if self.server.is_none() { watch(&mut fio, &self.backends, task) } else { None };
-        // Only a job file's author knows how long it takes.
-        let length = if task.load.keys.jobfile.is_some() { A_DAY } else { task.load.keys.runtime.duration() };
-        let status = fio.wait(length + PATIENCE);
+        let status = fio.wait(self.limit(task.load));
         let (_, log) = fio.end();
         let failed = |reason: String| Unable::Failed { reason, log: log.clone() };
         match status {
@@ -131,6 +130,12 @@ impl Deployment for Host {
 }
 
 impl Host {
+    /// How long fio may take.
+    fn limit(&self, load: &Load) -> Duration {
+        let files = self.size.unwrap_or(0) * self.disks.len() as u64;
+        PATIENCE + Duration::from_secs(files / SLOWEST) + fio::length(load)
+    }
+
     fn job(&self, task: &Task<'_>) -> Result<String, Unable> {
         let path = |disk: &'_ Disk| match disk {
             Disk::Remote(path, _) => Some(path.clone()),
@@ -184,4 +189,32 @@ fn watch(fio: &mut Process, backends: &[u32], task: &Task<'_>) -> Option<CpuMete
     meter.edge(Edge::End);
     task.edge(Edge::End);
     Some(meter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Placement;
+    use crate::plan::expand;
+
+    #[test]
+    fn fio_may_take_its_ramp_its_runtime_and_the_time_that_files_take_which_it_makes_on_other_hosts() {
+        let limit = |keys: &str, disks: &[Disk]| {
+            let load = expand(&toml::from_str(keys).unwrap()).remove(0);
+            let subject = toml::from_str("name = 's'\nstack = 'host'\nhost = 'there'").unwrap();
+            let context = Context {
+                reaper: ProcessReaper::new().unwrap(),
+                scratch: PathBuf::new(),
+                placement: Placement::default(),
+                egret: PathBuf::new(),
+                destroy: false,
+            };
+            deploy(&subject, &load, disks, &context).map_err(|_| "impossible").unwrap().limit(&load).as_secs()
+        };
+        let long = "ramp_time = '10m'\nruntime = '5m'";
+        assert_eq!(limit(long, &[Disk::Remote("/dev/x".into(), None)]), 900 + 120);
+        let file = Disk::Remote("/f".into(), Some(16 << 30));
+        assert_eq!(limit(long, &[file.clone(), file]), 900 + 120 + 2048);
+        assert_eq!(limit("jobfile = 'mine.fio'", &[]), 86_400 + 120);
+    }
 }
