@@ -299,6 +299,19 @@ impl Load {
         self.keys.subjects.is_empty() || self.keys.subjects.iter().any(|name| name == subject)
     }
 
+    /// That its job file is there, if it has one.
+    ///
+    /// # Errors
+    /// It is not, in one line.
+    pub fn check_job_file(&self) -> Result<(), String> {
+        match &self.keys.jobfile {
+            Some(path) if !path.is_file() => {
+                Err(format!("load '{}': there is no job file {}", self.name, path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether it writes, or may.
     pub fn writes(&self) -> bool {
         if let Some(path) = &self.keys.jobfile {

@@ -69,15 +69,24 @@ impl Plan {
             let line = 1 + text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
             PlanError(format!("{name}:{line}: {}", explained(error.message())))
         })?;
+        // By their whole paths, as runs are resumed elsewhere.
+        let found = |path: &Path| {
+            let path = directory.join(path);
+            std::path::absolute(&path).unwrap_or(path)
+        };
         plan.loads.change(|loads| {
-            for path in loads.iter_mut().filter_map(|keys| keys.jobfile.as_mut()) {
-                *path = directory.join(&*path);
+            for keys in loads.iter_mut() {
+                let Some(path) = &mut keys.jobfile else { continue };
+                // A run is compared with others, whose job file was found elsewhere.
+                let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+                keys.name = keys.name.take().or(name);
+                *path = found(path);
             }
         });
         for qemu in plan.subjects.iter_mut().filter_map(|subject| subject.qemu.as_mut()) {
             // A word without a slash is a name.
             if qemu.components().count() > 1 {
-                *qemu = directory.join(&*qemu);
+                *qemu = found(qemu);
             }
         }
         plan.spread_over_hosts();
@@ -396,10 +405,7 @@ fn has_no_effect(subject: &Subject) -> Option<String> {
 fn check_load(load: &Load) -> Result<(), String> {
     let complain = |what: String| Err(format!("load '{}': {what}", load.name));
     if load.keys.jobfile.is_some() || load.keys.application.is_some() {
-        return match &load.keys.jobfile {
-            Some(path) if !path.is_file() => complain(format!("there is no job file {}", path.display())),
-            _ => Ok(()),
-        };
+        return load.check_job_file();
     }
     if let Err(error) = load.rw.parse::<Rw>() {
         return complain(error.to_string());
@@ -597,6 +603,35 @@ mod tests {
         assert!(load("application = 'rsnyc'").ends_with("unknown word 'rsnyc'; did you mean 'rsync'?"));
         assert!(load("jobfile = 'x.fio'").ends_with("there is no job file /nowhere/x.fio"));
         assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
+    }
+
+    #[test]
+    fn a_job_file_has_its_whole_path_and_its_own_name_wherever_its_plan_is() {
+        let place = tempfile::tempdir().unwrap();
+        let read = |directory: &Path, load: &str| {
+            let text = PLAN.replace("'egret'", "'host'").replace("'null'", "'file'") + load;
+            Plan::read("x.toml", &text, directory)
+        };
+        for (directory, file) in [("one", "mine.fio"), ("other", "../other/mine.fio")] {
+            let directory = place.path().join(directory);
+            std::fs::create_dir(&directory).unwrap();
+            std::fs::write(directory.join("mine.fio"), "[mine]\nrw=read\n").unwrap();
+            let plan = read(&directory, &format!("[[load]]\njobfile = '{file}'\n")).unwrap();
+            assert_eq!(plan.loads[1].name, "mine.fio");
+            let named = read(&directory, &format!("[[load]]\nname = 'n'\njobfile = '{file}'\n")).unwrap();
+            assert_eq!(named.loads[1].name, "n");
+        }
+        let two = "[[load]]\njobfile = 'one/mine.fio'\n[[load]]\njobfile = 'other/mine.fio'\n";
+        let error = read(place.path(), two).unwrap_err().to_string();
+        assert!(error.ends_with("two loads are called 'mine.fio'; give one of them another name"), "{error}");
+
+        // Plans are of the directory that the lab is called in, or below it.
+        let text = PLAN.replace("'egret'", "'guest'\nqemu = './build/qemu'");
+        let plan = Plan::read("x", &text, Path::new("")).unwrap();
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(plan.subjects[0].qemu(), here.join("build/qemu"));
+        let error = read(Path::new("plans"), "[[load]]\njobfile = 'no.fio'\n").unwrap_err().to_string();
+        assert!(error.ends_with(&format!("there is no job file {}", here.join("plans/no.fio").display())), "{error}");
     }
 
     #[test]
