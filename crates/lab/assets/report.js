@@ -27,7 +27,7 @@ function short(value) {
 }
 
 // As Rust's runs_of().
-const runsOf = (load, subject) => "#runs-" + `${load}--${subject}`.replace(/[^A-Za-z0-9]/gu, "-").toLowerCase();
+const runsOf = (load, subject) => "#runs-" + `${load}--${subject}`.replace(/[^\p{Alphabetic}\p{N}]/gu, "-").replace(/[A-Z]/g, letter => letter.toLowerCase());
 
 // What all charts have in common.
 function base() {

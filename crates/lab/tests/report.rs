@@ -816,6 +816,24 @@ fn a_click_on_what_a_chart_shows_leads_to_its_runs() {
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
+#[test]
+fn a_click_leads_to_the_runs_of_a_subject_whose_name_is_in_another_script() {
+    let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut run = run(|cell| match cell.id.subject.as_str() {
+        "slow" => cell.id.subject = "Старый".into(),
+        "alike" => cell.id.subject = "新的②".into(),
+        _ => {}
+    });
+    (run.plan.subjects[1].name, run.plan.subjects[2].name) = ("Старый".into(), "新的②".into());
+    egret_lab::report::write(&run, directory.path()).expect("a report");
+    browser.open(&directory.path().join("report.html"));
+    let there = "['Старый', '新的②'].map(subject => { location.hash = runsOf('randread 4k QD1', subject); \
+                 return document.querySelector(':target')?.innerText.includes(subject); })";
+    assert_eq!(browser.evaluate(there), serde_json::json!([true, true]));
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
 /// What the reader of a page cannot read for want of contrast: of each text the least of it, beside its background.
 const FAINT: &str = r"(() => {
     const rgb = text => (text.match(/[\d.]+/g) ?? []).map(Number);

@@ -1,12 +1,13 @@
 //! Plans from files, and those that are built in.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use egret_loadgen::load::Rw;
 use egret_vocabulary::nearest::nearest;
 
 use super::{Bytes, DeviceModel, DiskKind, Load, Pages, Plan, Seconds, Server, Stack, Subject};
+use crate::analysis::chart::anchor;
 
 /// What is wrong with a plan: `FILE:LINE: what`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -137,6 +138,7 @@ impl Plan {
             load.keys.subjects.iter().try_for_each(|subject| known(&who, subject, &subjects))?;
             self.check_fios(load)?;
         }
+        distinct("chart", self.charts.iter().map(|chart| chart.id.as_str()))?;
         for chart in &self.charts {
             let id = format!("chart '{}'", chart.id);
             chart.loads.iter().try_for_each(|load| known(&id, load, &names))?;
@@ -313,14 +315,24 @@ impl Plan {
     }
 }
 
+/// Checks that no two names are equal, or so alike that one of them would have the other's files and links.
 fn distinct<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<BTreeSet<&'a str>, String> {
-    let mut all = BTreeSet::new();
+    let mut all = BTreeMap::new();
     for name in names {
-        if !all.insert(name) {
-            return Err(format!("two {what}s are called '{name}'; give one of them another name"));
+        match all.insert(anchor(what, name), name) {
+            Some(other) if other == name => {
+                return Err(format!("two {what}s are called '{name}'; give one of them another name"));
+            }
+            Some(other) => {
+                return Err(format!(
+                    "two {what}s are called '{other}' and '{name}', which have one name in files and links; give one of \
+                     them another name"
+                ));
+            }
+            None => {}
         }
     }
-    Ok(all)
+    Ok(all.into_values().collect())
 }
 
 fn known(who: &str, name: &str, names: &BTreeSet<&str>) -> Result<(), String> {
@@ -455,6 +467,7 @@ fn explained(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::CellId;
 
     const PLAN: &str = "name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'egret'\n[[load]]\nbs = '4k'\n";
 
@@ -603,6 +616,30 @@ mod tests {
         assert!(load("application = 'rsnyc'").ends_with("unknown word 'rsnyc'; did you mean 'rsync'?"));
         assert!(load("jobfile = 'x.fio'").ends_with("there is no job file /nowhere/x.fio"));
         assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
+    }
+
+    #[test]
+    fn names_that_would_have_each_others_files_and_links_are_refused_and_others_are_in_any_script() {
+        let read = |one: &str, other: &str| {
+            let text = PLAN.replace("'s'", &format!("'{one}'"));
+            let text = format!("{text}[[subject]]\nname = '{other}'\nstack = 'egret'\n");
+            Plan::read("x.toml", &text, Path::new(".")).map_err(|error| error.to_string())
+        };
+        for (one, other) in [("C", "c"), ("a+b", "a-b"), ("a b", "a_b")] {
+            let said = format!("two subjects are called '{one}' and '{other}', which have one name in files and links");
+            assert!(read(one, other).unwrap_err().contains(&said));
+        }
+        for (one, other) in [("старый", "новыйй"), ("旧的", "新的"), ("é", "e")] {
+            let plan = read(one, other).unwrap();
+            let files = plan.subjects.iter().map(|subject| {
+                let id = CellId { load: "l".into(), subject: subject.name.clone(), repetition: 0, point: 0 };
+                crate::runner::raw_name(&id)
+            });
+            assert_eq!(files.collect::<BTreeSet<_>>().len(), 2, "{one} {other}");
+        }
+        let charts =
+            "[[chart]]\nid = '1A'\ntitle = 't'\nmetric = 'iops'\n[[chart]]\nid = '1a'\ntitle = 't'\nmetric = 'iops'\n";
+        assert!(complaint(&format!("{PLAN}{charts}")).contains("two charts are called '1A' and '1a', which have"));
     }
 
     #[test]

@@ -491,10 +491,11 @@ fn stolen_ns() -> u64 {
     ticks.unwrap_or(0) * (1_000_000_000 / rustix::param::clock_ticks_per_second().max(1))
 }
 
-/// A cell's name as one of its files in [`RAW`], without what kind of file it is.
+/// A cell's name as one of its files in [`RAW`], without what kind of file it is. Names whose anchors are distinct have
+/// distinct files.
 pub fn raw_name(id: &CellId) -> String {
     let plain = |text: &str| -> String {
-        text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' }).collect()
+        text.chars().map(|c| if c.is_alphanumeric() || c == '_' { c } else { '-' }).collect()
     };
     format!("{}--{}--r{}-p{}", plain(&id.load), plain(&id.subject), id.repetition, id.point)
 }
