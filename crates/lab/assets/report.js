@@ -27,7 +27,7 @@ function short(value) {
 }
 
 // As Rust's runs_of().
-const runsOf = (load, subject) => "#runs-" + `${load}--${subject}`.replace(/[^A-Za-z0-9]/gu, "-").toLowerCase();
+const runsOf = (load, subject) => "#runs-" + `${load}--${subject}`.replace(/[^\p{Alphabetic}\p{N}]/gu, "-").replace(/[A-Z]/g, letter => letter.toLowerCase());
 
 // What all charts have in common.
 function base() {
@@ -203,6 +203,10 @@ function onScale(points, key, place) {
   return place >= 100 ? Infinity : least * Math.pow(most / least, place / 100) * 1.0001;
 }
 
+// The fastest first. At a rate that both reach how many there were is chance: then whose latency is lower.
+const speed = point => point.rate ?? point.iops;
+const bySpeed = (a, b) => speed(b) - speed(a) || a.latency - b.latency;
+
 function constrain() {
   const points = data.points.filter(point => point.workload === chosen.workload);
   chosen.cores = onScale(points, "cpus", +byId("cores").value);
@@ -210,8 +214,8 @@ function constrain() {
   byId("cores-shown").value = chosen.cores === Infinity ? "any" : "up to " + figure(chosen.cores);
   byId("latency-shown").value = chosen.latency === Infinity ? "any" : "up to " + figure(chosen.latency) + " µs";
   const fits = point => point.cpus <= chosen.cores && point.latency <= chosen.latency;
-  const best = data.subjects.map(subject => points.filter(point => point.subject === subject && fits(point)).sort((a, b) => b.iops - a.iops)[0]);
-  recommend(best.filter(Boolean).sort((a, b) => b.iops - a.iops));
+  const best = data.subjects.map(subject => points.filter(point => point.subject === subject && fits(point)).sort(bySpeed)[0]);
+  recommend(best.filter(Boolean).sort(bySpeed));
   front(points, fits);
 }
 

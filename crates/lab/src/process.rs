@@ -1,12 +1,12 @@
-//! Processes that do not outlive the lab, and directories that it does not leave behind.
+//! Processes that do not outlive the lab, and directories and settings that it does not leave behind.
 //!
 //! Three things see to that, so that even `kill -9` of the lab leaves nothing:
 //!
 //! | what | when |
 //! |---|---|
-//! | [`Process`] and [`Scratch`] end with their owners | the lab ends normally |
+//! | [`Process`], [`Scratch`] and [`Setting`] end with their owners | the lab ends normally |
 //! | the kernel kills a process whose parent dies (`PR_SET_PDEATHSIG`) | the lab is killed |
-//! | a [`ProcessReaper`], a shell that waits on a pipe from the lab, kills process groups and removes directories | the same |
+//! | a [`ProcessReaper`], a shell that waits on a pipe from the lab, kills process groups, removes directories and puts settings back | the same |
 //!
 //! After a reboot the next [`Scratch::new`] in the same directory finds left-over directories whose lock is free, and
 //! removes them.
@@ -31,22 +31,26 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How many of a process's last lines are kept.
 const LINES: usize = 200;
 
-/// The reaper's script. A line names a process group (`group 12`), one that has ended (`ended 12`), a directory, or a
+/// The reaper's script. A line names a process group (`group 12`), one that has ended (`ended 12`), a setting that was
+/// changed, with what it was (`setting FILE=VALUE`), one that is so again (`settled FILE=VALUE`), a directory, or a
 /// command to run (`undo rbd rm x`), the last one first, again and again for as long as Ceph takes a dead client for alive;
 /// end of file means that the lab has ended.
 const REAPER: &str = r#"
 trap '' INT TERM HUP
-groups=' ' undo=
+groups=' ' settings=' ' undo=
 while IFS= read -r line; do
     case $line in
     "group "*) groups="$groups${line#group } " ;;
     "ended "*) one=${line#ended }; case $groups in *" $one "*) groups="${groups%% "$one" *} ${groups#* "$one" }" ;; esac ;;
+    "setting "*) settings="$settings${line#setting } " ;;
+    "settled "*) one=${line#settled }; case $settings in *" $one "*) settings="${settings%% "$one" *} ${settings#* "$one" }" ;; esac ;;
     "undo "*) undo="undo_one ${line#undo }
 $undo" ;;
     "directory "*) set -- "$@" "${line#directory }" ;;
     esac
 done
 for group in $groups; do kill -9 -- "-$group" 2>/dev/null; done
+for one in $settings; do echo "${one#*=}" >"${one%%=*}"; done
 undo_one() {
     for try in 0 1 2 3 4 5 6 7 8 9; do
         timeout 30 "$@"
@@ -327,6 +331,44 @@ fn remove_abandoned(parent: &Path) {
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = fs::remove_dir_all(entry.path());
         }
+    }
+}
+
+/// A setting of the kernel's, a file in sysfs, which has its value back when its owner or the lab ends.
+pub struct Setting {
+    file: PathBuf,
+    before: String,
+    reaper: Arc<ProcessReaper>,
+}
+
+impl Setting {
+    /// Gives it another value than the one that it has `before`.
+    ///
+    /// # Errors
+    /// The kernel takes no such value.
+    pub fn change(file: PathBuf, before: &str, value: &str, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
+        let new = Self { file, before: before.to_owned(), reaper: Arc::clone(reaper) };
+        new.reaper.send(&format!("setting {}", new.line()));
+        fs::write(&new.file, value)?;
+        Ok(new)
+    }
+
+    /// Which file it is.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// As the reaper knows it.
+    fn line(&self) -> String {
+        format!("{}={}", self.file.display(), self.before)
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        // Where that fails there is nothing any more that it would be a setting of.
+        let _ = fs::write(&self.file, &self.before);
+        self.reaper.send(&format!("settled {}", self.line()));
     }
 }
 

@@ -687,6 +687,31 @@ fn a_browser_tells_the_reader_whose_tail_is_better() {
 }
 
 #[test]
+fn a_browser_chooses_by_latency_at_a_rate_that_all_reach() {
+    let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    // Whoever has a few requests more by chance has three times the latency.
+    for (fast, slow) in [("base", "alike"), ("alike", "base")] {
+        let mut run = run(|cell| {
+            let Outcome::Measured(measured) = &mut cell.outcome else { return };
+            let is_slow = cell.id.subject.starts_with(slow);
+            let reads = measured.reads.as_mut().expect("reads");
+            reads.requests = if is_slow { 50_010 } else { 50_000 };
+            reads.latency.mean = if is_slow { 300_000.0 } else { 100_000.0 };
+            measured.offered_iops = Some(10_000.0);
+        });
+        run.cells.retain(|cell| cell.id.load == "randread 4k QD1" && cell.id.subject != "slow");
+        run.plan.loads.change(|loads| loads[0].rate_iops = Some(10_000.0));
+        egret_lab::report::write(&run, directory.path()).expect("a report");
+        browser.open(&directory.path().join("report.html"));
+        let answer = browser.evaluate("document.querySelector('#answer').innerText");
+        let answer = answer.as_str().expect("a text");
+        assert!(answer.starts_with(&format!("Choose {fast}: ")) && !answer.contains(slow), "{answer}");
+    }
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+#[test]
 fn a_browser_draws_the_report_and_answers_the_reader() {
     let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
     let directory = tempfile::tempdir().expect("a directory");
@@ -788,6 +813,24 @@ fn a_click_on_what_a_chart_shows_leads_to_its_runs() {
         browser.evaluate("document.querySelector('#recommended a').hash.startsWith('#runs-randread-4k-qd')"),
         true
     );
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+#[test]
+fn a_click_leads_to_the_runs_of_a_subject_whose_name_is_in_another_script() {
+    let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut run = run(|cell| match cell.id.subject.as_str() {
+        "slow" => cell.id.subject = "Старый".into(),
+        "alike" => cell.id.subject = "新的②".into(),
+        _ => {}
+    });
+    (run.plan.subjects[1].name, run.plan.subjects[2].name) = ("Старый".into(), "新的②".into());
+    egret_lab::report::write(&run, directory.path()).expect("a report");
+    browser.open(&directory.path().join("report.html"));
+    let there = "['Старый', '新的②'].map(subject => { location.hash = runsOf('randread 4k QD1', subject); \
+                 return document.querySelector(':target')?.innerText.includes(subject); })";
+    assert_eq!(browser.evaluate(there), serde_json::json!([true, true]));
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 

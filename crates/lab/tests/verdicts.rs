@@ -1,5 +1,9 @@
 //! Whole runs of the built-in plans on a machine that is made up: what they find, and what they don't.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
 use egret_lab::analysis::Analysis;
 use egret_lab::plan::{Metric, Plan};
 use egret_lab::report;
@@ -39,7 +43,11 @@ fn measure(step: &Step, seed: u64, planted: Planted) -> Cell {
 
 /// Runs a built-in plan as the runner does, with more repetitions where they may decide.
 fn run(name: &str, seed: u64, planted: Planted) -> Run {
-    let plan = Plan::named(name).expect("a plan");
+    run_of(Plan::named(name).expect("a plan"), seed, |step| measure(step, seed, planted))
+}
+
+/// Runs any plan, in which each step comes to what `measure` says.
+fn run_of(plan: Plan, seed: u64, measure: impl Fn(&Step) -> Cell) -> Run {
     let host = Host::default();
     let (cells, incidents) = (Vec::new(), Vec::new());
     let mut run = Run {
@@ -58,7 +66,7 @@ fn run(name: &str, seed: u64, planted: Planted) -> Run {
     };
     let mut next = steps(&run.plan, seed, None);
     while !next.is_empty() {
-        run.cells.extend(next.iter().map(|step| measure(step, seed, planted)));
+        run.cells.extend(next.iter().map(&measure));
         let measured = run.cells.iter().map(|cell| cell.id.repetition + 1).max().unwrap_or(0);
         next = more_steps(&run, measured);
     }
@@ -116,4 +124,47 @@ fn a_comparison_that_is_decided_keeps_its_verdict_when_others_are_measured_more(
         }
     }
     assert!(early.judged.iter().any(|one| one.decision == Ok(Verdict::Fail)));
+}
+
+/// What `scripts/planted` says of two runs of its plan in which these subjects are half as fast as the others, and whether it is
+/// content.
+fn planted(slow: &[&str]) -> (String, bool) {
+    let place = tempfile::tempdir().unwrap();
+    let lab = place.path().join("lab");
+    let planted = |script: &str| {
+        fs::write(&lab, script).unwrap();
+        fs::set_permissions(&lab, Permissions::from_mode(0o755)).unwrap();
+        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/planted"));
+        let output = command.arg("2").arg(place.path()).env("EGRET", &lab).output().unwrap();
+        (String::from_utf8(output.stderr).unwrap(), output.status.success())
+    };
+    // It writes its plan, and then calls the lab.
+    planted("#!/bin/sh\nexit 1\n");
+    let plan = place.path().join("planted.toml");
+    for seed in [1, 2] {
+        let run = run_of(Plan::named(plan.to_str().unwrap()).unwrap(), seed, |step| {
+            let mut cell = measure(step, seed, None);
+            if let Outcome::Measured(measured) = &mut cell.outcome
+                && slow.contains(&cell.id.subject.as_str())
+            {
+                measured.seconds *= 2.0;
+            }
+            cell
+        });
+        let results = place.path().join(seed.to_string());
+        fs::create_dir(&results).unwrap();
+        report::write(&run, &results).unwrap();
+    }
+    planted("#!/bin/sh\necho a verdict\n")
+}
+
+#[test]
+fn planted_losses_are_counted_and_so_is_what_is_found_where_nothing_is() {
+    let losses = ["5 % slower", "7.8 % slower"];
+    let (said, is_content) = planted(&losses);
+    assert!(said.contains("5 % found in 4 of 4 cases, 7.8 % in 4; 0 found where nothing is"), "{said}");
+    assert!(is_content);
+    let (said, is_content) = planted(&[&losses[..], &["0 % slower"]].concat());
+    assert!(said.contains("5 % found in 4 of 4 cases, 7.8 % in 4; 4 found where nothing is"), "{said}");
+    assert!(!is_content);
 }

@@ -148,3 +148,26 @@ fn several_devices_are_loaded_at_once_and_have_the_scheduler_that_a_subject_asks
         Lab::new("[disk]\ntype = 'file'\npath = ['a', 'b']\n[[subject]]\nname = 's'\nstack = 'egret'\n[[load]]\n");
     assert!(complaint(files.bench(&[])).contains("only a disk of type 'device' has several paths"));
 }
+
+#[test]
+fn a_disk_has_its_own_scheduler_again_even_if_the_lab_is_killed() {
+    const TEST: &str = "a_disk_has_its_own_scheduler_again_even_if_the_lab_is_killed";
+    if !is_root_or_skips(TEST, "for a loop device") || !has_or_skips("fio", TEST) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let device = egret_lab::disks::LoopDevice::over(&scratch.image("image", 2 << 20)).unwrap();
+    let path = device.path().display().to_string();
+    let scheduler = || fs::read_to_string(format!("/sys/block/{}/queue/scheduler", &path["/dev/".len()..])).unwrap();
+    let before = scheduler();
+    assert!(!before.contains("[mq-deadline]"), "{before}");
+    let lab = Lab::new(&format!(
+        "[disk]\ntype = 'device'\npath = '{path}'\n[[subject]]\nname = 's'\nstack = 'host'\nscheduler = 'mq-deadline'\n\
+         [[load]]\nruntime = '1h'\n"
+    ));
+    let mut child = Reaped(lab.bench(&[]).spawn().unwrap());
+    await_that("another scheduler", || scheduler().contains("[mq-deadline]"));
+    child.0.kill().unwrap();
+    await_that("its own scheduler", || scheduler() == before);
+    lab.await_nothing_left();
+}

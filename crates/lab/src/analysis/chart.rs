@@ -67,9 +67,10 @@ pub struct Mark {
     pub load: Option<String>,
 }
 
-/// A name for a link: letters, digits and dashes.
+/// A name for a link: letters and digits of any script, and dashes. [`Plan::named`](crate::plan::Plan::named) sees to it that a
+/// plan's are distinct.
 pub fn anchor(kind: &str, name: &str) -> String {
-    let plain = name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
+    let plain = name.chars().map(|c| if c.is_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
     format!("{kind}-{}", plain.collect::<String>())
 }
 

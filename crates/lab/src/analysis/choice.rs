@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::chart::{anchor, runs_of};
+use super::judge::is_one_rate;
 use super::{Analysis, CellKey, Status, bound, difference};
 use crate::plan::{Form, Load, Metric, Stack};
 use crate::results::{Bottleneck, CellId};
@@ -28,6 +29,8 @@ pub struct OperatingPoint {
     pub iops: f64,
     /// Least and most of them.
     pub iops_range: [f64; 2],
+    /// The rate that the load asked for, where it was reached: how many requests there were is then the load's doing.
+    pub rate: Option<f64>,
     /// Mean latency, in microseconds.
     pub latency: f64,
     /// Latency of one request in a hundred, in microseconds.
@@ -194,6 +197,7 @@ impl Analysis<'_> {
             subject: key.subject.into(),
             iops: iops.median,
             iops_range: [iops.low, iops.high],
+            rate: self.reached_rate(key),
             latency: median(Metric::Latency)?,
             p99: median(Metric::LatencyP99),
             p999: median(Metric::LatencyP999),
@@ -207,18 +211,31 @@ impl Analysis<'_> {
         })
     }
 
+    /// The rate that an open loop asked for, where it was reached. Of all that were asked for the same but for fio's rounding
+    /// it is one number.
+    fn reached_rate(&self, key: CellKey<'_>) -> Option<f64> {
+        let own = self.table.offered(key).filter(|_| self.table.shortfall(key).is_none())?;
+        let mut rates = self.subjects.iter().filter_map(|subject| self.table.offered(CellKey { subject, ..key }));
+        Some(rates.find(|rate| is_one_rate([own, *rate])).unwrap_or(own))
+    }
+
     /// Every relation that advice may rest on: of all pairs of options, under every load and at every point, in all that
-    /// is looked at. They are one family.
+    /// is looked at. They are one family. Of a guest without KVM nothing is known.
     fn all_relations(&self) -> &Relations {
         self.relations.get_or_init(|| {
             let options = self.options();
             let (mut names, mut samples) = (Vec::new(), Vec::new());
             for load in self.loads.iter().copied() {
-                let on: Vec<&str> = options.iter().copied().filter(|option| load.is_put_on(option)).collect();
                 for point in 0..=load.keys.curve.map_or(0, |curve| curve.points) {
+                    let tells = |name: &str| {
+                        let key = CellKey { load: &load.name, subject: name, point };
+                        load.is_put_on(name) && !self.table.is_functional_only(key)
+                    };
+                    let on: Vec<&str> = options.iter().copied().filter(|option| tells(option)).collect();
                     for (index, one) in on.iter().enumerate() {
                         for other in &on[index + 1..] {
-                            for &metric in looked_at(load, point) {
+                            let reached = self.reached(load, point, [one, other]);
+                            for metric in looked_at(load, point).iter().copied().chain(reached) {
                                 let key = |subject| CellKey { load: &load.name, subject, point };
                                 let logs = self.table.log_ratios(key(one), key(other), metric);
                                 let logs: Vec<f64> = logs.into_iter().map(|(_, log)| log).collect();
@@ -520,7 +537,8 @@ impl Analysis<'_> {
             for point in 0..=load.keys.curve.map_or(0, |curve| curve.points) {
                 let place = CellId { load: load.name.clone(), subject: String::new(), repetition: 0, point }.place();
                 let is_short = |subject| self.table.shortfall(CellKey { load: &load.name, subject, point }).is_some();
-                // Whoever does not reach a rate has less to wait for, and its latency says nothing.
+                // Whoever does not reach a rate has less to wait for, and its latency says nothing; where neither does, what
+                // each reached of it does.
                 let speed = match (is_short(winner), is_short(loser)) {
                     (false, false) => true,
                     (true, false) => return None,
@@ -530,7 +548,9 @@ impl Analysis<'_> {
                     }
                     (true, true) => false,
                 };
-                for &metric in looked_at(load, point).iter().filter(|metric| speed || bound::is_cost(**metric)) {
+                let metrics = looked_at(load, point).iter().copied().filter(|metric| speed || bound::is_cost(*metric));
+                let reached = self.reached(load, point, [winner, loser]).filter(|_| is_short(winner));
+                for metric in metrics.chain(reached) {
                     match self.relation(load, point, winner, loser, metric) {
                         Relation::Better => better.push(format!("{} under {place}", metric.name())),
                         Relation::Alike => {}
@@ -544,7 +564,7 @@ impl Analysis<'_> {
     }
 
     /// Pairs of options under a load of which it is known whether they are alike in speed: for who reads two of them side
-    /// by side.
+    /// by side. Who does not reach the load's rate is not as fast as its latency is low, and is in none of them.
     pub fn relations(&self) -> Vec<Related> {
         let options = self.options();
         let mut all = Vec::new();
@@ -553,7 +573,8 @@ impl Analysis<'_> {
             for (index, one) in options.iter().enumerate() {
                 for other in &options[index + 1..] {
                     let relation = self.relation(load, 0, one, other, speed);
-                    if relation != Relation::Unknown {
+                    let is_short = |subject: &&str| self.table.shortfall(at(load, subject)).is_some();
+                    if relation != Relation::Unknown && ![one, other].into_iter().any(is_short) {
                         let options = [*one, *other].map(str::to_owned);
                         all.push(Related { load: load.name.clone(), options, alike: relation == Relation::Alike });
                     }

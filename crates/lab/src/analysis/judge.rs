@@ -67,6 +67,11 @@ fn is_open(load: &Load, point: u32) -> bool {
     load.keys.rate_iops.is_some() || point > 0
 }
 
+/// Whether two rates are one but for how they were rounded.
+pub(super) fn is_one_rate([one, other]: [f64; 2]) -> bool {
+    (one / other - 1.0).abs() <= 0.01
+}
+
 /// Logarithms of ratios, each with its repetition.
 type Logs = Vec<(u32, f64)>;
 
@@ -164,12 +169,16 @@ impl<'a> Analysis<'a> {
         };
         let is_fio = load.keys.application.is_none();
         let loads = (is_loads && is_fio).then_some(Metric::LoadCpu);
-        // Where a rate is not reached, what is reached of it is a result.
+        let reached = self.reached(load, point, pair);
+        Self::metrics(load, point).iter().copied().chain(loads).chain(reached).collect()
+    }
+
+    /// In what two are compared beside that at a rate that one of them does not reach: what is reached of it is a result.
+    pub(super) fn reached(&self, load: &Load, point: u32, pair: [&str; 2]) -> Option<Metric> {
         let key = |subject| CellKey { load: &load.name, subject, point };
         let is_short = pair.iter().any(|subject| self.table.shortfall(key(subject)).is_some());
         let reached = if load.keys.application.is_some() { Metric::Transactions } else { Metric::Iops };
-        let reached = (is_open(load, point) && is_short).then_some(reached);
-        Self::metrics(load, point).iter().copied().chain(loads).chain(reached).collect()
+        (is_open(load, point) && is_short).then_some(reached)
     }
 
     fn pairs(&self) -> Vec<Pair<'a>> {
@@ -416,7 +425,7 @@ impl<'a> Analysis<'a> {
         }
         let offered = keys.map(|key| self.table.offered(key));
         if let [Some(ours), Some(theirs)] = offered
-            && (ours / theirs - 1.0).abs() > 0.01
+            && !is_one_rate([ours, theirs])
         {
             return Some("their rates differ".into());
         }

@@ -1,5 +1,7 @@
 //! What is said of made-up runs, in words.
 
+mod advice;
+
 use super::choice::{Advice, OperatingPoint, Related};
 use super::*;
 use crate::results::{Bottleneck, Cell, CellId, Latency, Ledger, Measurement, Operations, Outcome};

@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -288,9 +289,34 @@ impl Load {
         u32::from(self.iodepth) * u32::from(self.numjobs) * u32::from(self.groups())
     }
 
+    /// How long it takes by its keys, ramp and all: how long a job file takes only its author knows.
+    pub fn span(&self) -> Duration {
+        self.keys.ramp_time.duration() + self.keys.runtime.duration()
+    }
+
     /// Whether it is put on that subject.
     pub fn is_put_on(&self, subject: &str) -> bool {
         self.keys.subjects.is_empty() || self.keys.subjects.iter().any(|name| name == subject)
+    }
+
+    /// That its job file is there, if it has one, and says which of its jobs run side by side.
+    ///
+    /// # Errors
+    /// It is not there, or does not say it, in one line.
+    pub fn check_job_file(&self) -> Result<(), String> {
+        let Some(path) = &self.keys.jobfile else { return Ok(()) };
+        let complain = |what: String| Err(format!("load '{}': {what}", self.name));
+        if !path.is_file() {
+            return complain(format!("there is no job file {}", path.display()));
+        }
+        // Whoever runs it says what else is wrong with it.
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        crate::stack::fio::hides_its_order(&text).map_or(Ok(()), |key| {
+            complain(format!(
+                "{} has {key}, and fio does not say which of its jobs ran side by side: jobs that take turns have stonewall",
+                path.display()
+            ))
+        })
     }
 
     /// Whether it writes, or may.

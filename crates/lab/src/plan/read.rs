@@ -1,13 +1,13 @@
 //! Plans from files, and those that are built in.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use egret_loadgen::load::Rw;
 use egret_vocabulary::nearest::nearest;
 
 use super::{Bytes, DeviceModel, DiskKind, Load, Pages, Plan, Seconds, Server, Stack, Subject};
-use crate::stack::fio;
+use crate::analysis::chart::anchor;
 
 /// What is wrong with a plan: `FILE:LINE: what`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,15 +70,24 @@ impl Plan {
             let line = 1 + text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
             PlanError(format!("{name}:{line}: {}", explained(error.message())))
         })?;
+        // By their whole paths, as runs are resumed elsewhere.
+        let found = |path: &Path| {
+            let path = directory.join(path);
+            std::path::absolute(&path).unwrap_or(path)
+        };
         plan.loads.change(|loads| {
-            for path in loads.iter_mut().filter_map(|keys| keys.jobfile.as_mut()) {
-                *path = directory.join(&*path);
+            for keys in loads.iter_mut() {
+                let Some(path) = &mut keys.jobfile else { continue };
+                // A run is compared with others, whose job file was found elsewhere.
+                let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+                keys.name = keys.name.take().or(name);
+                *path = found(path);
             }
         });
         for qemu in plan.subjects.iter_mut().filter_map(|subject| subject.qemu.as_mut()) {
             // A word without a slash is a name.
             if qemu.components().count() > 1 {
-                *qemu = directory.join(&*qemu);
+                *qemu = found(qemu);
             }
         }
         plan.spread_over_hosts();
@@ -129,6 +138,7 @@ impl Plan {
             load.keys.subjects.iter().try_for_each(|subject| known(&who, subject, &subjects))?;
             self.check_fios(load)?;
         }
+        distinct("chart", self.charts.iter().map(|chart| chart.id.as_str()))?;
         for chart in &self.charts {
             let id = format!("chart '{}'", chart.id);
             chart.loads.iter().try_for_each(|load| known(&id, load, &names))?;
@@ -329,14 +339,24 @@ impl Plan {
     }
 }
 
+/// Checks that no two names are equal, or so alike that one of them would have the other's files and links.
 fn distinct<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<BTreeSet<&'a str>, String> {
-    let mut all = BTreeSet::new();
+    let mut all = BTreeMap::new();
     for name in names {
-        if !all.insert(name) {
-            return Err(format!("two {what}s are called '{name}'; give one of them another name"));
+        match all.insert(anchor(what, name), name) {
+            Some(other) if other == name => {
+                return Err(format!("two {what}s are called '{name}'; give one of them another name"));
+            }
+            Some(other) => {
+                return Err(format!(
+                    "two {what}s are called '{other}' and '{name}', which have one name in files and links; give one of \
+                     them another name"
+                ));
+            }
+            None => {}
         }
     }
-    Ok(all)
+    Ok(all.into_values().collect())
 }
 
 fn known(who: &str, name: &str, names: &BTreeSet<&str>) -> Result<(), String> {
@@ -421,18 +441,7 @@ fn has_no_effect(subject: &Subject) -> Option<String> {
 fn check_load(load: &Load) -> Result<(), String> {
     let complain = |what: String| Err(format!("load '{}': {what}", load.name));
     if load.keys.jobfile.is_some() || load.keys.application.is_some() {
-        let Some(path) = &load.keys.jobfile else { return Ok(()) };
-        if !path.is_file() {
-            return complain(format!("there is no job file {}", path.display()));
-        }
-        // Whoever runs it says what else is wrong with it.
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        return fio::hides_its_order(&text).map_or(Ok(()), |key| {
-            complain(format!(
-                "{} has {key}, and fio does not say which of its jobs ran side by side: jobs that take turns have stonewall",
-                path.display()
-            ))
-        });
+        return load.check_job_file();
     }
     if let Err(error) = load.rw.parse::<Rw>() {
         return complain(error.to_string());
@@ -482,6 +491,7 @@ fn explained(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::CellId;
 
     const PLAN: &str = "name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'egret'\n[[load]]\nbs = '4k'\n";
 
@@ -654,6 +664,59 @@ mod tests {
             assert!(is_taken || read.is_err_and(|error| error.contains("x.fio has wait_for, and fio does not say")));
         }
         assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
+    }
+
+    #[test]
+    fn names_that_would_have_each_others_files_and_links_are_refused_and_others_are_in_any_script() {
+        let read = |one: &str, other: &str| {
+            let text = PLAN.replace("'s'", &format!("'{one}'"));
+            let text = format!("{text}[[subject]]\nname = '{other}'\nstack = 'egret'\n");
+            Plan::read("x.toml", &text, Path::new(".")).map_err(|error| error.to_string())
+        };
+        for (one, other) in [("C", "c"), ("a+b", "a-b"), ("a b", "a_b")] {
+            let said = format!("two subjects are called '{one}' and '{other}', which have one name in files and links");
+            assert!(read(one, other).unwrap_err().contains(&said));
+        }
+        for (one, other) in [("старый", "новыйй"), ("旧的", "新的"), ("é", "e")] {
+            let plan = read(one, other).unwrap();
+            let files = plan.subjects.iter().map(|subject| {
+                let id = CellId { load: "l".into(), subject: subject.name.clone(), repetition: 0, point: 0 };
+                crate::runner::raw_name(&id)
+            });
+            assert_eq!(files.collect::<BTreeSet<_>>().len(), 2, "{one} {other}");
+        }
+        let charts =
+            "[[chart]]\nid = '1A'\ntitle = 't'\nmetric = 'iops'\n[[chart]]\nid = '1a'\ntitle = 't'\nmetric = 'iops'\n";
+        assert!(complaint(&format!("{PLAN}{charts}")).contains("two charts are called '1A' and '1a', which have"));
+    }
+
+    #[test]
+    fn a_job_file_has_its_whole_path_and_its_own_name_wherever_its_plan_is() {
+        let place = tempfile::tempdir().unwrap();
+        let read = |directory: &Path, load: &str| {
+            let text = PLAN.replace("'egret'", "'host'").replace("'null'", "'file'") + load;
+            Plan::read("x.toml", &text, directory)
+        };
+        for (directory, file) in [("one", "mine.fio"), ("other", "../other/mine.fio")] {
+            let directory = place.path().join(directory);
+            std::fs::create_dir(&directory).unwrap();
+            std::fs::write(directory.join("mine.fio"), "[mine]\nrw=read\n").unwrap();
+            let plan = read(&directory, &format!("[[load]]\njobfile = '{file}'\n")).unwrap();
+            assert_eq!(plan.loads[1].name, "mine.fio");
+            let named = read(&directory, &format!("[[load]]\nname = 'n'\njobfile = '{file}'\n")).unwrap();
+            assert_eq!(named.loads[1].name, "n");
+        }
+        let two = "[[load]]\njobfile = 'one/mine.fio'\n[[load]]\njobfile = 'other/mine.fio'\n";
+        let error = read(place.path(), two).unwrap_err().to_string();
+        assert!(error.ends_with("two loads are called 'mine.fio'; give one of them another name"), "{error}");
+
+        // Plans are of the directory that the lab is called in, or below it.
+        let text = PLAN.replace("'egret'", "'guest'\nqemu = './build/qemu'");
+        let plan = Plan::read("x", &text, Path::new("")).unwrap();
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(plan.subjects[0].qemu(), here.join("build/qemu"));
+        let error = read(Path::new("plans"), "[[load]]\njobfile = 'no.fio'\n").unwrap_err().to_string();
+        assert!(error.ends_with(&format!("there is no job file {}", here.join("plans/no.fio").display())), "{error}");
     }
 
     #[test]

@@ -105,6 +105,8 @@ pub fn check(plan: &Plan, options: &RunOptions) -> Result<(), String> {
             return Err(format!("subject '{}': {missing}", subject.name));
         }
     }
+    // Of a run that is resumed it may be gone: each cell would fail, and a cell that has ended is never measured again.
+    plan.loads.iter().try_for_each(Load::check_job_file)?;
     if !options.write_device {
         disks::check_writes_no_device(plan)?;
     }
@@ -121,7 +123,7 @@ pub fn duration(plan: &Plan, steps: &[Step]) -> Duration {
 }
 
 fn length(load: &Load) -> Duration {
-    load.keys.ramp_time.duration() + load.keys.runtime.duration() + OVERHEAD
+    load.span() + OVERHEAD
 }
 
 fn now() -> u64 {
@@ -517,10 +519,11 @@ fn stolen_ns() -> u64 {
     ticks.unwrap_or(0) * (1_000_000_000 / rustix::param::clock_ticks_per_second().max(1))
 }
 
-/// A cell's name as one of its files in [`RAW`], without what kind of file it is.
+/// A cell's name as one of its files in [`RAW`], without what kind of file it is. Names whose anchors are distinct have
+/// distinct files.
 pub fn raw_name(id: &CellId) -> String {
     let plain = |text: &str| -> String {
-        text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' }).collect()
+        text.chars().map(|c| if c.is_alphanumeric() || c == '_' { c } else { '-' }).collect()
     };
     format!("{}--{}--r{}-p{}", plain(&id.load), plain(&id.subject), id.repetition, id.point)
 }
@@ -689,6 +692,23 @@ mod tests {
         fs::write(&path, "[mine]\nbs=8k\n").unwrap();
         let said = differs(&run, &run.host).unwrap();
         assert_eq!(said, "resumed with other conditions than it began with: the job files");
+    }
+
+    #[test]
+    fn a_run_whose_job_file_is_gone_does_not_go_on() {
+        let place = tempfile::tempdir().unwrap();
+        let plan = "name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'ssh'\noptional = true\n\
+                    client = 'ssh:h'\ndisk = '/dev/x'\n[[load]]\nname = 'mine'\njobfile = 'mine.fio'\n";
+        drop(Journal::create(place.path(), &Run::of(plan)).unwrap());
+        let files = || {
+            let names = fs::read_dir(place.path()).unwrap().flatten().map(|entry| entry.path());
+            names.map(|path| (fs::read(&path).unwrap(), path)).collect::<Vec<_>>()
+        };
+        let before = files();
+        let resumed = Runner::resume(&options(place.path()), &ProcessReaper::new().unwrap());
+        let said = resumed.err().unwrap().to_string();
+        assert_eq!(said, "load 'mine': there is no job file mine.fio");
+        assert_eq!(files(), before);
     }
 
     #[test]

@@ -2,12 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use super::Task;
 use crate::plan::{Load, LoadKeys, RateProcess, Seconds};
 use crate::results::{Latency, Ledger, Measurement, Operations};
+
+/// How long a job file may take: only its author knows how long it does.
+const A_DAY: Duration = Duration::from_secs(86_400);
+
+/// How long fio is at a load, at most, when it has started and before it reports.
+pub fn length(load: &Load) -> Duration {
+    if load.keys.jobfile.is_some() { A_DAY } else { load.span() }
+}
 
 /// The engine that is fio's counterpart of `--blockdev`'s `aio`.
 pub fn engine(aio: Option<&str>) -> &'static str {

@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use egret_loadgen::load::Edge;
@@ -13,12 +14,13 @@ use super::{Context, Deployment, Disk, Task, Unable, backends, fio, no_scheduler
 use crate::cpu_meter::{CpuMeter, Role};
 use crate::fingerprint::{self, device_under};
 use crate::plan::{Load, Subject};
-use crate::process::Process;
+use crate::process::{Process, ProcessReaper, Setting};
 use crate::results::Measurement;
 
-/// How much longer than it should fio may take: to lay out files, to start, to write its report.
+/// How much longer than it should fio may take: to start, to write its report.
 const PATIENCE: Duration = Duration::from_secs(120);
-const A_DAY: Duration = Duration::from_secs(86_400);
+/// Of files that fio makes on another host: how many bytes of them it writes in a second, at least.
+const SLOWEST: u64 = 16 << 20;
 /// At first fio starts its threads and calibrates its clock; the ledger begins when that is over.
 const SETTLING: Duration = Duration::from_millis(300);
 
@@ -33,35 +35,29 @@ pub(super) struct Host {
     backends: Vec<u32>,
     context: Context,
     /// Put back when it is over.
-    _schedulers: Vec<Scheduler>,
+    _schedulers: Vec<Setting>,
 }
 
-/// A disk's I/O scheduler, while another than its own is wanted.
-struct Scheduler {
-    file: PathBuf,
-    before: String,
-}
-
-impl Scheduler {
-    fn choose(name: &str, disk: &Path) -> Result<Self, Unable> {
+/// Gives disks another I/O scheduler, until what is returned is dropped.
+fn choose_scheduler(name: &str, disks: &[Disk], reaper: &Arc<ProcessReaper>) -> Result<Vec<Setting>, Unable> {
+    let mut chosen: Vec<Setting> = Vec::new();
+    for disk in disks {
+        let disk = disk.path().ok_or_else(|| Unable::Impossible("a disk elsewhere has no scheduler here".into()))?;
         let impossible = |why: String| no_scheduler(name, disk.display(), why);
         let is_device = fs::metadata(disk).is_ok_and(|disk| disk.file_type().is_block_device());
         let device = device_under(disk).filter(|_| is_device);
         let file =
             device.ok_or_else(|| impossible("it is a file; its disk's is everybody's".into()))?.join("queue/scheduler");
+        // Partitions of one disk have one.
+        if chosen.iter().any(|setting| setting.file() == file) {
+            continue;
+        }
         let all = fs::read_to_string(&file).map_err(|error| impossible(error.to_string()))?;
-        let new = Self { before: fingerprint::scheduler(&all).to_owned(), file };
         // The kernel loads the module of one that it knows.
-        fs::write(&new.file, name).map_err(|error| impossible(format!("{error}; it has {}", all.trim())))?;
-        Ok(new)
+        let setting = Setting::change(file, fingerprint::scheduler(&all), name, reaper);
+        chosen.push(setting.map_err(|error| impossible(format!("{error}; it has {}", all.trim())))?);
     }
-}
-
-impl Drop for Scheduler {
-    fn drop(&mut self) {
-        // Where that fails there is no disk any more.
-        let _ = fs::write(&self.file, &self.before);
-    }
+    Ok(chosen)
 }
 
 /// fio, on the load's cores: it is both the load and the path.
@@ -79,12 +75,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
         _ => fio::engine(subject.blockdev.get("aio").and_then(|aio| aio.as_str())),
     };
     let server = subject.host.clone();
-    let choose = |name: &String| {
-        let paths = disks
-            .iter()
-            .map(|disk| disk.path().ok_or_else(|| Unable::Impossible("a disk elsewhere has no scheduler here".into())));
-        paths.map(|path| Scheduler::choose(name, path?)).collect::<Result<_, _>>()
-    };
+    let choose = |name: &String| choose_scheduler(name, disks, &context.reaper);
     let schedulers = subject.scheduler.as_ref().map(choose).transpose()?.unwrap_or_default();
     let backends = backends(disks);
     Ok(Host {
@@ -113,9 +104,7 @@ impl Deployment for Host {
         let reaper = &self.context.reaper;
         let mut fio = self.context.placement.on_the_loads(|| reaper.start(command)).map_err(Unable::failed)?;
         let watched = if self.server.is_none() { watch(&mut fio, &self.backends, task) } else { None };
-        // Only a job file's author knows how long it takes.
-        let length = if task.load.keys.jobfile.is_some() { A_DAY } else { task.load.keys.runtime.duration() };
-        let status = fio.wait(length + PATIENCE);
+        let status = fio.wait(self.limit(task.load));
         let (_, log) = fio.end();
         let failed = |reason: String| Unable::Failed { reason, log: log.clone() };
         match status {
@@ -141,6 +130,12 @@ impl Deployment for Host {
 }
 
 impl Host {
+    /// How long fio may take.
+    fn limit(&self, load: &Load) -> Duration {
+        let files = self.size.unwrap_or(0) * self.disks.len() as u64;
+        PATIENCE + Duration::from_secs(files / SLOWEST) + fio::length(load)
+    }
+
     fn job(&self, task: &Task<'_>) -> Result<String, Unable> {
         let path = |disk: &'_ Disk| match disk {
             Disk::Remote(path, _) => Some(path.clone()),
@@ -194,4 +189,32 @@ fn watch(fio: &mut Process, backends: &[u32], task: &Task<'_>) -> Option<CpuMete
     meter.edge(Edge::End);
     task.edge(Edge::End);
     Some(meter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Placement;
+    use crate::plan::expand;
+
+    #[test]
+    fn fio_may_take_its_ramp_its_runtime_and_the_time_that_files_take_which_it_makes_on_other_hosts() {
+        let limit = |keys: &str, disks: &[Disk]| {
+            let load = expand(&toml::from_str(keys).unwrap()).remove(0);
+            let subject = toml::from_str("name = 's'\nstack = 'host'\nhost = 'there'").unwrap();
+            let context = Context {
+                reaper: ProcessReaper::new().unwrap(),
+                scratch: PathBuf::new(),
+                placement: Placement::default(),
+                egret: PathBuf::new(),
+                destroy: false,
+            };
+            deploy(&subject, &load, disks, &context).map_err(|_| "impossible").unwrap().limit(&load).as_secs()
+        };
+        let long = "ramp_time = '10m'\nruntime = '5m'";
+        assert_eq!(limit(long, &[Disk::Remote("/dev/x".into(), None)]), 900 + 120);
+        let file = Disk::Remote("/f".into(), Some(16 << 30));
+        assert_eq!(limit(long, &[file.clone(), file]), 900 + 120 + 2048);
+        assert_eq!(limit("jobfile = 'mine.fio'", &[]), 86_400 + 120);
+    }
 }

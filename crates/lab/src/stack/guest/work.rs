@@ -9,15 +9,13 @@ use super::applications;
 use super::mark::{CLOCK, MARK};
 use super::qemu::APPLICATIONS;
 use crate::fingerprint;
-use crate::plan::{Application, Load};
+use crate::plan::Application;
 use crate::results::Measurement;
 use crate::stack::options::IDLE;
 use crate::stack::{Task, Unable, fio, no_scheduler};
 
 /// How much longer than it should fio may take: to start, and to write its report, under emulation.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Only a job file's author knows how long it takes.
-const A_DAY: Duration = Duration::from_secs(86_400);
 /// Ends the job file in a script.
 const END: &str = "EGRET-END-OF-JOB-FILE";
 
@@ -131,7 +129,7 @@ impl Work {
             Application::Rsync => (applications::rsync(task, path), Output::Rsync),
             Application::Pgbench => (applications::pgbench(task, path), Output::Pgbench),
         };
-        Ok(Self { script, limit: applications::LIMIT + span(task.load), output })
+        Ok(Self { script, limit: applications::LIMIT + task.load.span(), output })
     }
 
     fn fio(task: &Task<'_>, paths: &[String], Place { folder, shell }: Place) -> Result<Self, Unable> {
@@ -170,8 +168,7 @@ cat fio.json
 exit $status
 "#
         );
-        let length = if keys.jobfile.is_some() { A_DAY } else { span(task.load) };
-        Ok(Self { script, limit: PATIENCE + length, output: Output::Fio })
+        Ok(Self { script, limit: PATIENCE + fio::length(task.load), output: Output::Fio })
     }
 
     /// What it has printed, as a measurement without a ledger; `between` marks so many seconds have passed.
@@ -189,10 +186,6 @@ exit $status
             Output::Pgbench => applications::transactions(output, between),
         }
     }
-}
-
-fn span(load: &Load) -> Duration {
-    load.keys.ramp_time.duration() + load.keys.runtime.duration()
 }
 
 #[cfg(test)]
