@@ -419,6 +419,16 @@ fn a_remote_disk_is_locked_grown_and_flushed_by_its_driver() {
 }
 
 #[test]
+fn a_remote_disk_that_somebody_else_has_made_longer_still_keeps_what_it_has() {
+    let (options, seen) = vector(512);
+    let disk = Disk::open(&options).unwrap();
+    seen.lock().unwrap().bytes.resize(3 * SIZE as usize, 7);
+    assert_eq!(disk.size(), SIZE, "nobody has said so yet");
+    assert_eq!(disk.grow(2 * SIZE).unwrap(), 3 * SIZE);
+    assert_eq!(seen.lock().unwrap().bytes[2 * SIZE as usize..], [7; SIZE as usize]);
+}
+
+#[test]
 fn a_remote_disk_is_what_its_driver_says() {
     let (options, seen) = vector(1024);
     let options = Options { discard: Discard::Unmap, ..options };
