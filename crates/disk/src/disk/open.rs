@@ -131,16 +131,21 @@ impl Disk {
             return Err(OpenCause::ReadOnly(path.clone()));
         }
         take_locks(&file, path)?;
-        let blocks = geometry::blocks(&file, device).map_err(failed("find the block size of"))?;
-        let size = geometry::size(&file, device).map_err(failed("find the size of"))?;
-        let block = alignment.offset.max(SECTOR);
-        if size == 0 {
-            return Err(OpenCause::Empty(path.clone()));
-        }
-        if !size.is_multiple_of(block.into()) {
-            return Err(OpenCause::OddSize { path: path.clone(), size, block });
-        }
-        let limits = geometry::limits(&file, device, blocks).map_err(failed("find the limits of"))?;
+        let measure = || {
+            let blocks = geometry::blocks(&file, device).map_err(failed("find the block size of"))?;
+            let size = geometry::size(&file, device).map_err(failed("find the size of"))?;
+            let block = alignment.offset.max(SECTOR);
+            if size == 0 {
+                return Err(OpenCause::Empty(path.clone()));
+            }
+            if !size.is_multiple_of(block.into()) {
+                return Err(OpenCause::OddSize { path: path.clone(), size, block });
+            }
+            let limits = geometry::limits(&file, device, blocks).map_err(failed("find the limits of"))?;
+            Ok((size, blocks, limits))
+        };
+        // One that was handed over others have as well, and its locks with it.
+        let (size, blocks, limits) = measure().inspect_err(|_| lock::unlock(&file))?;
         let backing = if device { Backing::Device(file) } else { Backing::File(file) };
         Ok(Self::new(options, backing, size, blocks, alignment, limits))
     }
