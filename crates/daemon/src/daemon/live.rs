@@ -1,5 +1,8 @@
 //! What changes under running queues: the I/O threads that run them, and how their disks are opened.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::convert::Infallible as Never;
 use std::sync::Arc;
@@ -204,7 +207,17 @@ fn replace(old: &mut Blockdev, mut new: Blockdev) -> Result<(), ChangeError> {
         (Driver::File(old), Driver::File(new)) | (Driver::HostDevice(old), Driver::HostDevice(new)) => {
             keeps(old.filename == new.filename, "filename")?;
         }
-        (Driver::Rbd(old), Driver::Rbd(new)) => keeps(old.spec() == new.spec(), "image")?,
+        (Driver::Rbd(old), Driver::Rbd(new)) => {
+            keeps(old.spec() == new.spec(), "image")?;
+            // Another cluster may have an image of this name, and one that is encrypted is another without its key.
+            keeps(old.conf == new.conf, "conf")?;
+            keeps(old.user == new.user, "user")?;
+            keeps(old.key_secret == new.key_secret, "key-secret")?;
+            keeps(old.auth_client_required == new.auth_client_required, "auth-client-required")?;
+            keeps(old.server == new.server, "server")?;
+            keeps(old.encrypt == new.encrypt, "encrypt")?;
+            keeps(old.settings == new.settings, "settings")?;
+        }
         (Driver::NullCo(old) | Driver::NullAio(old), Driver::NullCo(new) | Driver::NullAio(new)) => {
             keeps(old.size == new.size, "size")?;
         }
