@@ -118,8 +118,9 @@ impl Daemon {
         &self.disks
     }
 
-    /// Opens the images once more whose options `changed` changes, and of the `named` nodes those that have lost writes or
-    /// have an export wait because they failed: who names them knows that. Who names a server's wants another connection.
+    /// Opens the images once more whose options `changed` changes, and of the `named` nodes those that are not open as they are
+    /// to be, have lost writes, or have an export wait because they failed: who names them knows that. Who names a server's
+    /// wants another connection. Of others nobody has said anything, however they are open.
     fn reopened(&self, changed: &Config, named: &[String]) -> Result<Vec<DiskSwap>, StartError> {
         let mut swaps = Vec::new();
         for (name, old) in &self.disks {
@@ -131,8 +132,9 @@ impl Daemon {
             };
             let has_failed = old.has_lost_writes() || old.is_lost() || self.exports.iter().any(is_stopped);
             let connects = matches!(&options.driver, DiskDriver::Remote(disk) if disk.kind() == RemoteKind::Nbd);
-            let is_wanted = (has_failed || connects) && lies_over(&changed.blockdevs, name, named);
-            if is_wanted || options != *old.options() {
+            let is_named = lies_over(&changed.blockdevs, name, named);
+            let is_otherwise = options != *old.options() && (is_named || self.config.disk(name) != changed.disk(name));
+            if is_otherwise || is_named && (has_failed || connects) {
                 swaps.push(DiskSwap { old: Arc::clone(old), new: self.open_image(&options, Some(old))? });
             }
         }

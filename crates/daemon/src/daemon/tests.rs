@@ -14,17 +14,17 @@ use serde_json::json;
 use super::*;
 use crate::refuse::refuse;
 
-fn daemon() -> Daemon {
+pub(super) fn daemon() -> Daemon {
     Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap()
 }
 
-fn image(directory: &Path, name: &str) -> Blockdev {
+pub(super) fn image(directory: &Path, name: &str) -> Blockdev {
     let path = directory.join(format!("{name}.img"));
     std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
     Blockdev::new(name, Driver::File(Image::new(path.to_str().unwrap())))
 }
 
-fn export(directory: &Path, id: &str, node: &str) -> Export {
+pub(super) fn export(directory: &Path, id: &str, node: &str) -> Export {
     Export::new(id, node, Addr::Unix(UnixAddr { path: directory.join(id).to_str().unwrap().to_owned() }))
 }
 
@@ -665,9 +665,14 @@ fn a_blockdev_that_cannot_be_opened_otherwise_stays_open_without_locks_and_is_in
     daemon.take_torn_down();
     assert!(is_free("d1"));
     assert!(daemon.disk_state("d1").unwrap().read_only);
+    let otherwise = Blockdev { detect_zeroes: Some(schema::DetectZeroes::On), ..image(at, "d2") };
+    daemon.reopen(vec![otherwise]).unwrap();
     // And what is about this one changes nothing, until it can be had.
-    let attempts: Vec<Attempt<'_>> =
-        vec![(Box::new(|d| d.add_export(writer("e0", "d0"))), "blockdev 'd0': there is no fdset 0")];
+    let as_it_is = || Blockdev::new("d0", Driver::File(Image::new("/dev/fdset/0")));
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.add_export(writer("e0", "d0"))), "blockdev 'd0': there is no fdset 0"),
+        (Box::new(|d| d.reopen(vec![as_it_is()]).map(drop)), "blockdev 'd0': there is no fdset 0"),
+    ];
     refused(&mut daemon, attempts);
     daemon.add_fd(Some(0), open().into(), None).unwrap();
     daemon.add_export(writer("e0", "d0")).unwrap();

@@ -1,5 +1,8 @@
 use egret_vocabulary::keyval;
+use egret_vocabulary::schema::Image;
 
+use super::super::Deletion;
+use super::super::tests::{daemon, export, image};
 use super::*;
 
 fn blockdev(text: &str) -> Blockdev {
@@ -37,4 +40,29 @@ fn an_image_of_a_cluster_stays_in_that_cluster_and_is_decrypted_as_it_was() {
         let parts = [&as_it_is[..], &[free]].concat();
         assert_eq!(reopened(&parts), Ok(image(&parts)));
     }
+}
+
+#[test]
+fn to_reopen_a_node_is_about_no_other_however_that_is_open() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    image(at, "d0");
+    // One descriptor, so that the image is not to be had a second time.
+    let only = std::fs::File::options().read(true).write(true).open(at.join("d0.img")).unwrap();
+    daemon.add_fd(Some(0), only.into(), None).unwrap();
+    daemon.add_blockdev(Blockdev::new("d0", Driver::File(Image::new("/dev/fdset/0")))).unwrap();
+    daemon.add_blockdev(image(at, "d1")).unwrap();
+    daemon.add_export(schema::Export { writable: true, ..export(at, "writes", "d0") }).unwrap();
+    daemon.add_export(export(at, "reads", "d0")).unwrap();
+    daemon.remove_export("writes", Deletion::Safe).unwrap();
+    daemon.take_torn_down();
+    assert!(!daemon.disks["d0"].read_only(), "who reads goes on with what was opened for another that wrote");
+    let before = Arc::clone(&daemon.disks["d0"]);
+    let otherwise = Blockdev { detect_zeroes: Some(schema::DetectZeroes::On), ..image(at, "d1") };
+    daemon.reopen(vec![otherwise]).unwrap();
+    assert!(Arc::ptr_eq(&daemon.disks["d0"], &before));
+    // Who names it wants it as it should be.
+    let refused = daemon.reopen(vec![daemon.config.blockdevs[0].clone()]).unwrap_err().to_string();
+    assert!(refused.starts_with("blockdev 'd0': fdset 0 has descriptors for this"), "{refused}");
 }
