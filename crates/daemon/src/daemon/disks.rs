@@ -117,7 +117,7 @@ impl Daemon {
     }
 
     /// The nodes that are to be open: those that are exported, and those that no other lies over.
-    fn wanted_nodes(&self) -> Vec<&str> {
+    pub(super) fn wanted_nodes(&self) -> Vec<&str> {
         let config = &self.config;
         let below: Vec<_> = config.blockdevs.iter().filter_map(Blockdev::child_name).collect();
         let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
@@ -227,7 +227,7 @@ impl Daemon {
     }
 
     /// The node that has the image of a node: the lowest with a name of those that it lies over, or itself.
-    fn image_of(&self, name: &str) -> String {
+    pub(super) fn image_of(&self, name: &str) -> String {
         let mut blockdevs = self.config.blockdevs.iter().flat_map(Blockdev::layers);
         let Some(blockdev) = blockdevs.find(|blockdev| blockdev.name() == name) else { return name.to_owned() };
         match blockdev.child_name() {

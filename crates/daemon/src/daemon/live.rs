@@ -10,7 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use egret_confine::{Bounds, ThreadKind};
-use egret_disk::{Disk, Driver as DiskDriver, RemoteKind};
+use egret_disk::{Disk, Driver as DiskDriver, Loss, RemoteKind};
 use egret_export::{DiskSwap, Export, ExportError, IoStatus, Pause, reopen};
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _};
@@ -84,6 +84,7 @@ impl Daemon {
         }
         let changed = changed.checked()?;
         let swaps = self.reopened(&changed, &named)?;
+        let opened = self.opened(&changed, &named)?;
         let users = self.users(&swaps)?;
         let objects = changed.exports.iter().filter(|object| users.iter().any(|user| user.id() == object.id));
         self.await_answers(objects.flat_map(iothreads_of).collect::<BTreeSet<_>>())?;
@@ -105,6 +106,12 @@ impl Daemon {
                 }
             }
             self.disks.insert(name, new);
+        }
+        for disk in opened {
+            let loss = self.losses.remove(&self.image_of(disk.node_name()));
+            // As with one that was open.
+            loss.filter(Loss::is_untold).into_iter().for_each(|loss| disk.lose(loss));
+            self.disks.insert(disk.node_name().to_owned(), disk);
         }
         // Then the old ones are closed, unless they hang.
         drop(gone);
@@ -139,6 +146,15 @@ impl Daemon {
             }
         }
         Ok(swaps)
+    }
+
+    /// Opens the images of the `named` nodes that are to be open and are not: they were away when that was tried, say.
+    fn opened(&self, changed: &Config, named: &[String]) -> Result<Vec<Arc<Disk>>, StartError> {
+        let is_closed = |name: &&str| !self.disks.contains_key(*name) && lies_over(&changed.blockdevs, name, named);
+        let closed: BTreeSet<&str> = self.wanted_nodes().into_iter().filter(is_closed).collect();
+        let closed = closed.into_iter().filter_map(|name| Some((name, changed.disk(name)?)));
+        let open = |(name, disk): (&str, _)| self.open_image(&self.wanted_options(changed, name, &disk), None);
+        closed.map(open).collect()
     }
 
     /// The exports that use the disks.

@@ -694,11 +694,33 @@ fn a_blockdev_that_is_not_open_is_said_to_be_that_and_opened_when_a_change_is_ab
         (Box::new(|d| d.resize("d0", 2 << 20).map(drop)), "blockdev 'd0' is not open"),
         (Box::new(|d| d.set_limits("d0", limits, None)), "blockdev 'd0' is not open"),
         (Box::new(|d| d.set_active(Some("d0"), true)), "blockdev 'd0' is not open"),
+        (Box::new(|d| d.reopen(vec![d.config.blockdevs[0].clone()]).map(drop)), "blockdev 'd0': '"),
     ];
     refused(&mut daemon, attempts);
     std::fs::rename(at.join("away"), at.join("d0.img")).unwrap();
     daemon.add_blockdev(image(at, "d1")).unwrap();
     assert_eq!(daemon.disk_state("d0"), None, "that was about another");
     daemon.add_export(export(at, "e0", "d0")).unwrap();
+    assert_eq!(daemon.disk_state("d0").unwrap().size, 1 << 20);
+}
+
+#[test]
+fn a_blockdev_that_is_not_open_is_opened_when_it_is_reopened() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    for name in ["d0", "d1"] {
+        daemon.add_blockdev(image(at, name)).unwrap();
+    }
+    let (value, spelling) = keyval::read("raw,node-name=r,file=d0", "driver").unwrap();
+    daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
+    let file = at.join("d0.img");
+    std::fs::rename(&file, at.join("away")).unwrap();
+    daemon.remove_blockdev("r").unwrap();
+    std::fs::rename(at.join("away"), &file).unwrap();
+    let as_it_is = |daemon: &Daemon, at: usize| daemon.config.blockdevs[at].clone();
+    daemon.reopen(vec![as_it_is(&daemon, 1)]).unwrap();
+    assert_eq!(daemon.disk_state("d0"), None, "that was about another");
+    daemon.reopen(vec![as_it_is(&daemon, 0)]).unwrap();
     assert_eq!(daemon.disk_state("d0").unwrap().size, 1 << 20);
 }

@@ -122,7 +122,8 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&NODES),
         returns: r#"[{"node-name", "drv", "ro", "file", "image": {"virtual-size", ...}, "cache", "bps", ...}]"#,
         about: "Every blockdev: what it is, its size, its limits and its settings in force. One whose image could not be \
-                opened when what lay over it was removed, say, is not `active` and has a size of 0, until it is exported.",
+                opened when what lay over it was removed, say, is not `active` and has a size of 0, until it is exported or \
+                reopened.",
         run: Run::Query(|view, _| {
             Ok(view.config().node_names().into_iter().filter_map(|name| node(view, name)).collect())
         }),
