@@ -369,6 +369,34 @@ fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() 
 }
 
 #[test]
+fn an_image_is_not_said_to_be_inactive_before_what_was_deleted_has_let_go_of_it() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let lets_go = |mut export: Export| {
+        export.vhost_user_mut().unwrap().allow_inactive = true;
+        export
+    };
+    let inactive = |daemon: &mut Daemon| daemon.set_active(Some("d0"), false).map_err(|e| e.to_string());
+    let leaves =
+        |id: &str| format!("export '{id}' is on its way out, and still uses it; wait for BLOCK_EXPORT_DELETED");
+    daemon.add_export(lets_go(scsi_export_of(at, "s0", vec![lun(0, "d0")]))).unwrap();
+    daemon.set_active(Some("d0"), true).unwrap();
+    daemon.remove_lun("s0", FIRST).unwrap();
+    assert_eq!(inactive(&mut daemon), Err(leaves("s0")));
+    rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+    daemon.take_torn_down();
+    daemon.add_export(lets_go(export(at, "e0", "d0"))).unwrap();
+    daemon.set_active(Some("d0"), true).unwrap();
+    daemon.remove_export("e0", Deletion::Hard).unwrap();
+    assert_eq!(inactive(&mut daemon), Err(leaves("e0")));
+    assert!(daemon.disk_state("d0").unwrap().active);
+    daemon.take_torn_down();
+    inactive(&mut daemon).unwrap();
+}
+
+#[test]
 fn each_of_two_units_that_leave_one_address_is_waited_for_at_the_end() {
     let signals = crate::process::Signals::block().unwrap();
     let mut daemon = daemon();

@@ -110,7 +110,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&SET_ACTIVE),
         returns: "{}",
         about: "With `allow-inactive=on`: have an image locked before rings of its exports run, or no longer. One whose \
-                rings run cannot be inactive.",
+                rings run cannot be inactive, nor one that is used yet by an export, or a unit, that was deleted.",
         run: Run::Mutate(|context, arguments| {
             let SetActive { node_name, active } = typed(arguments)?;
             context.daemon.set_active(node_name.as_deref(), active)?;
