@@ -369,6 +369,29 @@ fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() 
 }
 
 #[test]
+fn a_unit_that_comes_back_has_what_its_disk_can_do_by_then_and_what_was_left_there() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    daemon.add_export(scsi_export(at, "s0")).unwrap();
+    let unit = |daemon: &Daemon| Arc::clone(&daemon.exports["s0"].lun(FIRST).unwrap().unit);
+    let mut readers = Vec::new();
+    for discard in [schema::Discard::Ignore, schema::Discard::Unmap, schema::Discard::Ignore] {
+        daemon.reopen(vec![Blockdev { discard: Some(discard), ..image(at, "d0") }]).unwrap();
+        daemon.add_lun("s0", lun(0, "d0")).unwrap();
+        let unmaps = discard == schema::Discard::Unmap && daemon.disks["d0"].supports_discard();
+        assert_eq!(unit(&daemon).config().discard.is_some(), unmaps);
+        assert_eq!(unit(&daemon).blocks(), (1 << 20) / 512);
+        readers.push(Arc::downgrade(&unit(&daemon)));
+        daemon.remove_lun("s0", FIRST).unwrap();
+        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+        daemon.take_torn_down();
+    }
+    assert_eq!(readers.iter().filter(|unit| unit.upgrade().is_some()).count(), 1, "the last is kept");
+}
+
+#[test]
 fn an_image_is_not_said_to_be_inactive_before_what_was_deleted_has_let_go_of_it() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
