@@ -160,11 +160,13 @@ pub(super) static COMMANDS: &[Command] = &[
         about: "Offer a disk; it listens when this returns.",
         run: Run::Mutate(|context, arguments| {
             let export = Export::from_value(arguments.into(), Spelling::Typed)?;
-            let socket = match export.addr() {
-                None | Some(Addr::Unix(_)) => None,
-                Some(Addr::Fd(FdAddr { str: fd })) => Some(context.descriptors.take(fd)?),
+            let Some(Addr::Fd(FdAddr { str: fd })) = export.addr().cloned() else {
+                context.daemon.add_export(export)?;
+                return Ok(nothing());
             };
-            context.daemon.add_export_on(export, socket)?;
+            let socket = context.descriptors.named(&fd)?;
+            context.daemon.add_export_on(export, Some(socket))?;
+            context.descriptors.forget(&fd);
             Ok(nothing())
         }),
     },
