@@ -289,12 +289,11 @@ fn shown(stats: &QueueStats) -> Value {
         let at = |quantile| latency.quantile(quantile).0;
         json!({ "p50-ns": at(0.5), "p99-ns": at(0.99), "p999-ns": at(0.999), "max-ns": latency.longest().0 })
     });
-    let good = |op: egret_export::OpStats| op.requests - op.errors;
     let mut shown = json!({
-        "rd_bytes": read.bytes, "rd_operations": good(read), "failed_rd_operations": read.errors,
-        "wr_bytes": write.bytes, "wr_operations": good(write), "failed_wr_operations": write.errors,
-        "flush_operations": good(flush), "failed_flush_operations": flush.errors,
-        "unmap_bytes": discard.bytes, "unmap_operations": good(discard), "failed_unmap_operations": discard.errors,
+        "rd_bytes": read.bytes, "rd_operations": read.succeeded(), "failed_rd_operations": read.errors,
+        "wr_bytes": write.bytes, "wr_operations": write.succeeded(), "failed_wr_operations": write.errors,
+        "flush_operations": flush.succeeded(), "failed_flush_operations": flush.errors,
+        "unmap_bytes": discard.bytes, "unmap_operations": discard.succeeded(), "failed_unmap_operations": discard.errors,
         "wr_highest_offset": 0, "account_invalid": false, "account_failed": false, "timed_stats": [],
         "zone_append_bytes": 0, "zone_append_operations": 0, "failed_zone_append_operations": 0,
         "x-egret": { "notifications": stats.calls, "broken-queues": stats.broken, "latency": latency },
