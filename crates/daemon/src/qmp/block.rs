@@ -132,9 +132,9 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "query-blockstats",
         takes: Takes::Keys(&STATISTICS),
         returns: r#"[{"device", "node-name", "stats": {"rd_bytes", "rd_operations", ...}}]"#,
-        about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev. Members of \
-                QEMU's that nothing is counted for are 0: all times, which `x-egret` has, merged and invalid requests, \
-                zone appends, and the highest offset.",
+        about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev. Writes of \
+                zeroes count as writes. Members of QEMU's that nothing is counted for are 0: all times, which `x-egret` \
+                has, merged and invalid requests, zone appends, and the highest offset.",
         run: Run::Query(|view, arguments| {
             let Statistics { query_nodes } = typed(arguments)?;
             Ok(statistics(view, query_nodes))
@@ -283,8 +283,11 @@ fn statistics(view: &View, by_node: bool) -> Value {
 /// Counters under QEMU's names, and how long requests took. What is counted nowhere is there as well, as nothing: who reads this
 /// by QEMU's schema finds every member that is not optional.
 fn shown(stats: &QueueStats) -> Value {
-    let [read, write, flush, discard] =
-        [RequestType::Read, RequestType::Write, RequestType::Flush, RequestType::Discard].map(|op| stats.op(op));
+    let [read, mut write, zeroes, flush, discard] =
+        [RequestType::Read, RequestType::Write, RequestType::WriteZeroes, RequestType::Flush, RequestType::Discard]
+            .map(|op| stats.op(op));
+    // To QEMU's devices they are writes.
+    write.add(&zeroes);
     let latency = stats.latency().map(|latency| {
         let at = |quantile| latency.quantile(quantile).0;
         json!({ "p50-ns": at(0.5), "p99-ns": at(0.99), "p999-ns": at(0.999), "max-ns": latency.longest().0 })
