@@ -31,7 +31,7 @@ use crate::throttle::{Direction, Throttle, ThrottleGroup};
 pub use predecessor::Loss;
 use predecessor::Predecessor;
 
-pub use active::{Active, Standing};
+pub use active::{Active, LockedForNow, Standing};
 pub use open::Image;
 
 /// An open image: what it is, and what was learnt about it.

@@ -537,6 +537,22 @@ fn an_image_grows_to_whole_blocks_and_never_shrinks() {
 }
 
 #[test]
+fn an_image_that_nobody_exports_is_made_longer_if_nobody_else_has_it_locked() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    let blockdev = Blockdev { auto_read_only: Some(false), ..image(place.path(), "d0") };
+    daemon.add_blockdev(blockdev).unwrap();
+    let options = Options::new("other", DiskDriver::File { filename: place.path().join("d0.img") });
+    let elsewhere = || Disk::open(&Options { locking: Locking::On, ..options.clone() }).unwrap();
+    let other = elsewhere();
+    let refused = daemon.resize("d0", 2 << 20).unwrap_err().to_string();
+    assert!(refused.contains("is locked"), "{refused}");
+    drop(other);
+    daemon.resize("d0", 2 << 20).unwrap();
+    assert_eq!(elsewhere().size(), 2 << 20);
+}
+
+#[test]
 fn waits_are_recorded_of_threads_that_come_while_they_are_too() {
     let mut daemon = daemon();
     daemon.add_io_thread(IoThread::new("io0")).unwrap();
