@@ -31,7 +31,7 @@ use crate::throttle::{Direction, Throttle, ThrottleGroup};
 pub use predecessor::Loss;
 use predecessor::Predecessor;
 
-pub use active::{Active, Standing};
+pub use active::{Active, LockedForNow, Standing};
 pub use open::Image;
 
 /// An open image: what it is, and what was learnt about it.
@@ -137,8 +137,8 @@ impl Disk {
         self.standing.size.store(bytes, Ordering::Relaxed);
     }
 
-    /// Makes a regular file at least `bytes` long, or a remote disk as long as that, and asks for the size as [`refresh_size`](Self::refresh_size) does;
-    /// a device has the size that it has.
+    /// Makes a regular file or a remote disk at least `bytes` long, and asks for the size as [`refresh_size`](Self::refresh_size)
+    /// does; a device has the size that it has.
     ///
     /// # Errors
     ///
@@ -149,7 +149,10 @@ impl Disk {
         {
             file.set_len(bytes)?;
         }
-        if let Backing::Remote(remote) = &self.backing {
+        // Somebody else may have made it longer than is known here.
+        if let Backing::Remote(remote) = &self.backing
+            && remote.ask_size()? < bytes
+        {
             remote.resize(bytes)?;
         }
         self.refresh_size()

@@ -63,7 +63,7 @@ mod sync {
 }
 
 pub use blkdebug::{DebugRules, InjectError, SetState};
-pub use disk::{Active, Disk, Extent, Image, Loss, Standing};
+pub use disk::{Active, Disk, Extent, Image, LockedForNow, Loss, Standing};
 pub use engine::{Engine, Pinning};
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};

@@ -70,14 +70,14 @@ pub trait Remote: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Whether it can be [resized](Self::resize); else its owner alone makes it longer.
+    /// Whether it can be [made longer](Self::resize); else its owner alone does that.
     fn can_resize(&self) -> bool;
 
-    /// Makes it so many bytes long.
+    /// Makes it longer: so many bytes.
     ///
     /// # Errors
     ///
-    /// What the other side says, or that this driver cannot.
+    /// It has more than that by now, what the other side says, or that this driver cannot.
     fn resize(&self, bytes: u64) -> io::Result<()>;
 
     /// Makes stable what was completed.

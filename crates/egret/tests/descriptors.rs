@@ -71,6 +71,9 @@ fn a_disk_is_served_whose_image_and_socket_the_daemon_could_not_have_opened() {
     assert!(scratch.path("disk").exists(), "who made the socket removes it");
     let listener = UnixListener::bind(scratch.path("again")).unwrap();
     qmp.run_with("getfd", json!({"fdname": "socket"}), &listener);
+    // It keeps its name until there is an export that has it.
+    let refused = qmp.fail("block-export-add", export_on("socket", "d9"));
+    assert_eq!(refused, "Cannot find device='' nor node-name='d9'");
     qmp.run("block-export-add", export_on("socket", "d0"));
     Disk::connect(&scratch.path("again")).unwrap();
 }

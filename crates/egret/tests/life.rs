@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use egret_faultdisk::{Effect, Fault, IoType, Order};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::json;
@@ -182,6 +182,37 @@ fn a_daemon_that_waits_for_a_file_that_is_read_before_it_serves_is_ended_by_a_si
     rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), signal).unwrap();
     let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
     assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
+}
+
+#[test]
+fn a_daemon_that_cannot_start_ends_within_its_limit_or_by_a_signal_though_a_guest_has_a_disk_that_hangs() {
+    let term = rustix::process::Signal::TERM;
+    for (limit, signal, said) in [(1, None, "in 1 s"), (0, Some(term), "before another signal came")] {
+        let (scratch, monitors) = (Scratch::new(), Scratch::new());
+        let socket = scratch.path("hung");
+        let options = Options::new().null("d0", HUNG).export("e0", "d0", &socket, "writable=on");
+        let names: Vec<_> = (0..10).map(|at| format!("m{at}")).collect();
+        let options = names.iter().fold(options, |options, name| options.monitor(name, &monitors.path(name)));
+        let options = options.words([format!("--shutdown-timeout={limit}")]);
+        // The last place is taken. For each the daemon waits a while for whoever makes sockets in the same directory.
+        let _taken = UnixListener::bind(monitors.path("m9")).unwrap();
+        let directory = File::open(monitors.path("")).unwrap();
+        flock(&directory, FlockOperation::LockExclusive).unwrap();
+        let mut command = Program::egret().command();
+        let mut daemon = Reaped(command.args(options.as_words()).stderr(Stdio::piped()).spawn().unwrap());
+        await_that("the export to listen", || UnixStream::connect(&socket).is_ok());
+        let _guest = hung_guest(&socket);
+        drop(directory);
+        if let Some(signal) = signal {
+            rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), signal).unwrap();
+        }
+        let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+        assert_eq!(status.code(), Some(1), "{status}");
+        let mut lines = String::new();
+        daemon.0.stderr.take().unwrap().read_to_string(&mut lines).unwrap();
+        assert!(lines.contains(&format!("export 'e0': 2 requests have not ended {said}")), "{lines}");
+        assert!(lines.contains("chardev 'm9': cannot listen"), "{lines}");
+    }
 }
 
 #[test]

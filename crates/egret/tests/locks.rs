@@ -520,8 +520,10 @@ fn a_unit_that_is_taken_away_is_locked_until_the_last_of_its_requests_has_ended(
     ask_for_what_does_not_come(&mut guest, &faulty);
     here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
     there.refuses_a_guest();
-    // One who would have the disk until then finds that it is on its way out.
+    // One who would have the disk until then finds that it is on its way out, and that it is not given back.
     assert!(here.qmp.fail("blockdev-del", json!({"node-name": "d0"})).contains("in use"));
+    let inactive = json!({"node-name": "d0", "active": false});
+    assert!(here.qmp.fail("blockdev-set-active", inactive).contains("on its way out"));
     be_well(&faulty);
     guest.await_all();
     here.qmp.event("EGRET_LUN_DELETED");

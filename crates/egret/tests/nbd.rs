@@ -393,6 +393,11 @@ fn to_reopen_a_disk_that_is_here_asks_nothing_of_a_server_and_to_reopen_a_server
     let there = json!({"driver": "nbd", "node-name": "d0", "server": place});
     let refused = qmp.fail("blockdev-reopen", json!({"options": [there.clone()]}));
     assert!(refused.contains("d0"), "{refused}");
+    // What has less than guests know of is another disk.
+    let mut smaller = NbdServer::nbdkit(&socket, &["memory", "8M"]);
+    let refused = qmp.fail("blockdev-reopen", json!({"options": [there.clone()]}));
+    assert!(refused.contains("it has 8388608 bytes now, and had 16777216"), "{refused}");
+    smaller.kill();
     nbd.start_again();
     qmp.run("blockdev-reopen", json!({"options": [there]}));
     assert_eq!(server.terminate().code(), Some(0));

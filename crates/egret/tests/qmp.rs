@@ -51,6 +51,7 @@ fn a_daemon_without_objects_is_given_a_disk_that_serves_and_loses_it_again() {
     let (server, mut qmp) = bare(&scratch);
     with_disk(&scratch, &mut qmp, 4 * MIB);
     let mut disk = Disk::connect(&scratch.path("disk")).unwrap();
+    disk.first().write_zeroes(0..MIB, blkio::ReqFlags::empty()).unwrap();
     disk.first().write_pattern(0..4 * MIB, 1).unwrap();
     disk.first().verify_pattern(0..4 * MIB, 1).unwrap();
 
@@ -61,7 +62,8 @@ fn a_daemon_without_objects_is_given_a_disk_that_serves_and_loses_it_again() {
                 "iothread-vq-mapping": [{"iothread": "io0", "vqs": [0]}]}])
     );
     let stats = qmp.run("query-blockstats", json!({"query-nodes": true}));
-    assert_eq!((&stats[0]["node-name"], &stats[0]["stats"]["wr_bytes"]), (&json!("d0"), &json!(4 * MIB)));
+    // Zeroes are writes, as QEMU counts them.
+    assert_eq!((&stats[0]["node-name"], &stats[0]["stats"]["wr_bytes"]), (&json!("d0"), &json!(5 * MIB)));
     let nodes = qmp.run("query-named-block-nodes", json!({}));
     assert_eq!((&nodes[0]["image"]["virtual-size"], &nodes[0]["ro"]), (&json!(4 * MIB), &json!(false)));
 

@@ -336,9 +336,13 @@ fn an_encrypted_image_is_read_with_its_passphrase_and_refused_without() {
         let secret = format!("secret,id=pass,file={}", scratch.path(pass).display());
         serve(ceph, "sealed", ",encrypt.format=luks2,encrypt.key-secret=pass", socket).words(["--object", &secret])
     };
-    let socket = scratch.path("socket");
-    let server = Server::start(&Program::egret(), &sealed("pass", &socket));
+    let (socket, monitor) = (scratch.path("socket"), scratch.path("qmp"));
+    let server = Server::start(&Program::egret(), &sealed("pass", &socket).monitor("m", &monitor));
     Guest::boot(&socket).read_honestly();
+    // Nor does it come to be read without while a guest has it.
+    let bare = json!({"driver": "rbd", "node-name": "d0", "pool": "rbd", "image": "sealed", "conf": ceph.conf()});
+    let refused = Qmp::connect(&monitor).fail("blockdev-reopen", json!({"options": [bare]}));
+    assert!(refused.starts_with("Cannot change the option 'encrypt'"), "{refused}");
     assert_eq!(server.terminate().code(), Some(0));
     let said = fails(&sealed("wrong", &scratch.path("no")));
     assert!(said.contains("the passphrase of encrypt.key-secret does not open it"), "{said}");

@@ -19,7 +19,22 @@ pub struct OpStats {
 }
 
 impl OpStats {
-    fn add(&mut self, other: &Self) {
+    /// Those that have not failed. Of counters that go on while they are read one may be ahead.
+    pub const fn succeeded(&self) -> u64 {
+        self.requests.saturating_sub(self.errors)
+    }
+
+    /// What was counted after `before`; nothing of what has less now, because something was part of it that is gone.
+    pub const fn since(&self, before: &Self) -> Self {
+        Self {
+            requests: self.requests.saturating_sub(before.requests),
+            bytes: self.bytes.saturating_sub(before.bytes),
+            errors: self.errors.saturating_sub(before.errors),
+        }
+    }
+
+    /// Counts others, too.
+    pub fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.bytes += other.bytes;
         self.errors += other.errors;
@@ -189,6 +204,14 @@ mod tests {
     fn told(stats: &QueueStats) -> Vec<(OpStats, Option<(u64, Nanos)>)> {
         let latency = |of| stats.latency_of(of).map(|latency| (latency.count(), latency.sum()));
         RequestType::ALL.into_iter().map(|of| (stats.op(of), latency(of))).collect()
+    }
+
+    #[test]
+    fn what_is_less_than_it_was_or_ahead_of_what_it_is_part_of_is_nothing_new() {
+        let of = |requests, bytes, errors| OpStats { requests, bytes, errors };
+        assert_eq!(of(5, 4096, 2).since(&of(3, 512, 1)), of(2, 3584, 1));
+        assert_eq!(of(3, 512, 1).since(&of(5, 4096, 2)), of(0, 0, 0));
+        assert_eq!([of(5, 4096, 2).succeeded(), of(1, 0, 2).succeeded()], [3, 0]);
     }
 
     #[test]

@@ -289,7 +289,7 @@ impl Remote for RbdDisk {
     }
 
     fn resize(&self, bytes: u64) -> io::Result<()> {
-        self.opened().ask("resizing an image", move |image| image.resize(bytes)).map_err(io::Error::other)
+        self.opened().ask("resizing an image", move |image| image.grow(bytes)).map_err(io::Error::other)
     }
 
     fn flush(&self) -> Result<(), Errno> {

@@ -48,7 +48,7 @@ pub enum RbdError {
     /// Another handle of this daemon's writes to the image.
     #[error(
         "this daemon has its exclusive lock already: another blockdev is the same image, or this one is to be opened with other \
-         options of its cluster or image, which it is when no export has it"
+         options of its connection, which it is when no export has it"
     )]
     LockedHere,
     /// Another daemon has written to the image since its lock was lost.

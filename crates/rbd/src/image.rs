@@ -78,6 +78,11 @@ unsafe extern "C" fn header_changed(changed: *mut c_void) {
     changed();
 }
 
+/// What librbd calls to say how far it is.
+unsafe extern "C" fn go_on(_done: u64, _of: u64, _arg: *mut c_void) -> c_int {
+    0
+}
+
 impl Image {
     /// Opens it; `changed` is called whenever its size may have changed, on a thread that must not wait.
     pub(crate) fn open(
@@ -158,10 +163,12 @@ impl Image {
         check(asked, || ("ask for its size".to_owned(), "")).map(|_| size)
     }
 
-    pub(crate) fn resize(&self, bytes: u64) -> Result<(), RbdError> {
-        // SAFETY: the image is open.
-        let resized = unsafe { (self.ceph.rbd.rbd_resize)(self.handle, bytes) };
-        check(resized, || ("resize it".to_owned(), "")).map(drop)
+    /// Makes it longer, and never shorter: that is an error.
+    pub(crate) fn grow(&self, bytes: u64) -> Result<(), RbdError> {
+        const MAY_SHRINK: bool = false;
+        // SAFETY: the image is open, and the function looks at nothing.
+        let grown = unsafe { (self.ceph.rbd.rbd_resize2)(self.handle, bytes, MAY_SHRINK, go_on, ptr::null_mut()) };
+        check(grown, || ("make it longer".to_owned(), "")).map(drop)
     }
 
     pub(crate) fn flush(&self) -> Result<(), RbdError> {

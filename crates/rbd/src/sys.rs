@@ -112,7 +112,7 @@ functions! {
         rbd_stat(Handle, *mut ImageInfo, usize) -> c_int;
         rbd_get_size(Handle, *mut u64) -> c_int;
         rbd_get_features(Handle, *mut u64) -> c_int;
-        rbd_resize(Handle, u64) -> c_int;
+        rbd_resize2(Handle, u64, bool, unsafe extern "C" fn(u64, u64, *mut c_void) -> c_int, *mut c_void) -> c_int;
         rbd_flush(Handle) -> c_int;
         rbd_update_watch(Handle, *mut u64, unsafe extern "C" fn(*mut c_void), *mut c_void) -> c_int;
         rbd_update_unwatch(Handle, u64) -> c_int;

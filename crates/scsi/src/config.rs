@@ -50,7 +50,7 @@ pub struct DiscardConfig {
 }
 
 /// What a logical unit is made of: what is known of the disk, and how it presents itself.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LunConfig {
     /// The disk's size, in bytes. What is less than a block at its end is not used.
     pub capacity_bytes: u64,

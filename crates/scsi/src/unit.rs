@@ -21,7 +21,8 @@ pub struct LogicalUnit {
     write_cache: AtomicBool,
     /// Whether an initiator has all writes refused (SWP).
     write_protect: AtomicBool,
-    pub(crate) fence: WriteFence,
+    /// As `state`, shared with one that takes its place.
+    pub(crate) fence: Arc<WriteFence>,
     /// Shared with a change of the reservations that is being stored.
     pub(crate) state: Arc<Mutex<State>>,
 }
@@ -79,7 +80,7 @@ impl LogicalUnit {
             blocks: AtomicU64::new(config.capacity_bytes / u64::from(config.logical_block_bytes)),
             write_cache: AtomicBool::new(config.write_cache),
             write_protect: AtomicBool::new(false),
-            fence: WriteFence::default(),
+            fence: Arc::default(),
             state: Arc::new(Mutex::new(State {
                 nexuses: Vec::new(),
                 reservations,
@@ -91,6 +92,27 @@ impl LogicalUnit {
             })),
             config,
         })
+    }
+
+    /// The same unit, of whose disk something else is known now, for when nobody has it: with other limits, and the same blocks.
+    /// What initiators have left, reservations and commands under way among it, both have; and it is [powered
+    /// on](Self::power_on).
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with `config`.
+    pub fn anew(&self, config: LunConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        let new = Self {
+            blocks: self.blocks().into(),
+            write_cache: config.write_cache.into(),
+            write_protect: false.into(),
+            fence: Arc::clone(&self.fence),
+            state: Arc::clone(&self.state),
+            config,
+        };
+        new.power_on(new.config.capacity_bytes);
+        Ok(new)
     }
 
     /// What it was made of. The capacity and the write cache may have changed since.

@@ -12,8 +12,8 @@ impl Daemon {
     /// rings run again.
     ///
     /// # Errors
-    /// There is no such blockdev, somebody else has its image locked, or an export needs it to be active. Those before it
-    /// have changed.
+    /// There is no such blockdev, somebody else has its image locked, or an export needs it to be active, which may be on its
+    /// way out. Those before it have changed.
     pub fn set_active(&mut self, node_name: Option<&str>, active: bool) -> Result<(), ChangeError> {
         let Some(name) = node_name else {
             let all: Vec<_> = self.disks.keys().cloned().collect();
@@ -43,6 +43,10 @@ impl Daemon {
             return failed(format!("rings of export '{}' run; it is inactive when its guest has stopped", user.id));
         }
         if disk.is_active() {
+            // Requests may be in flight in what has been deleted, which nobody sees any more, and has the image until they end.
+            if let Some(leaving) = self.leaving_export_of(name) {
+                return Err(ChangeError::ShuttingDown(leaving));
+            }
             let of = Arc::clone(&disk);
             match self
                 .calls
@@ -60,6 +64,13 @@ impl Daemon {
             self.reconcile_disks_or_log(&[name.to_owned()]);
         }
         Ok(())
+    }
+
+    /// An export that is on its way out, with a blockdev, or that a unit of the blockdev has been taken away from.
+    fn leaving_export_of(&self, name: &str) -> Option<String> {
+        let leaves = |export: &&Export| export.has_node(name) && self.is_shutting_down(&export.id);
+        let leaving = self.config.exports.iter().find(leaves).map(|export| &export.id);
+        leaving.or_else(|| self.teardowns.export_of(name)).cloned()
     }
 
     /// An export that has a blockdev active, if one does.

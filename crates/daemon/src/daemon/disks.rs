@@ -117,7 +117,7 @@ impl Daemon {
     }
 
     /// The nodes that are to be open: those that are exported, and those that no other lies over.
-    fn wanted_nodes(&self) -> Vec<&str> {
+    pub(super) fn wanted_nodes(&self) -> Vec<&str> {
         let config = &self.config;
         let below: Vec<_> = config.blockdevs.iter().filter_map(Blockdev::child_name).collect();
         let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
@@ -227,7 +227,7 @@ impl Daemon {
     }
 
     /// The node that has the image of a node: the lowest with a name of those that it lies over, or itself.
-    fn image_of(&self, name: &str) -> String {
+    pub(super) fn image_of(&self, name: &str) -> String {
         let mut blockdevs = self.config.blockdevs.iter().flat_map(Blockdev::layers);
         let Some(blockdev) = blockdevs.find(|blockdev| blockdev.name() == name) else { return name.to_owned() };
         match blockdev.child_name() {
@@ -307,6 +307,11 @@ impl Daemon {
                 return failed("it is open for reading alone, and cannot grow".to_owned());
             }
         }
+        // One that nobody exports is open without locks, and others may have it.
+        let unlocked = self.config.disk(node_name).and_then(|wanted| match wanted.bottom {
+            Bottom::File(image) => Some(image.locking).filter(|_| disk.options().locking == Locking::Off),
+            Bottom::HostDevice(_) | Bottom::Null(_) | Bottom::Nbd(_) | Bottom::Rbd(_) => None,
+        });
         let of = Arc::clone(disk);
         let sized = move || {
             if !is_file {
@@ -314,6 +319,8 @@ impl Daemon {
             }
             // One that is inactive here may be locked by whoever has it active.
             let _active = of.activate().map_err(|e| e.cause.to_string())?;
+            let _locked =
+                unlocked.map(|locking| of.lock_for_now(locking)).transpose().map_err(|e| e.cause.to_string())?;
             of.grow(bytes).map_err(|e| e.to_string())
         };
         let size = match self.calls.run(&disk.options().driver, "it could not be resized", sized) {

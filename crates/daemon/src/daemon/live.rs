@@ -1,5 +1,8 @@
 //! What changes under running queues: the I/O threads that run them, and how their disks are opened.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::convert::Infallible as Never;
 use std::sync::Arc;
@@ -7,7 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use egret_confine::{Bounds, ThreadKind};
-use egret_disk::{Disk, Driver as DiskDriver, RemoteKind};
+use egret_disk::{Disk, Driver as DiskDriver, Loss, RemoteKind};
 use egret_export::{DiskSwap, Export, ExportError, IoStatus, Pause, reopen};
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _};
@@ -81,6 +84,7 @@ impl Daemon {
         }
         let changed = changed.checked()?;
         let swaps = self.reopened(&changed, &named)?;
+        let opened = self.opened(&changed, &named)?;
         let users = self.users(&swaps)?;
         let objects = changed.exports.iter().filter(|object| users.iter().any(|user| user.id() == object.id));
         self.await_answers(objects.flat_map(iothreads_of).collect::<BTreeSet<_>>())?;
@@ -103,6 +107,12 @@ impl Daemon {
             }
             self.disks.insert(name, new);
         }
+        for disk in opened {
+            let loss = self.losses.remove(&self.image_of(disk.node_name()));
+            // As with one that was open.
+            loss.filter(Loss::is_untold).into_iter().for_each(|loss| disk.lose(loss));
+            self.disks.insert(disk.node_name().to_owned(), disk);
+        }
         // Then the old ones are closed, unless they hang.
         drop(gone);
         let _ = left_behind.recv_timeout(PATIENCE);
@@ -115,8 +125,9 @@ impl Daemon {
         &self.disks
     }
 
-    /// Opens the images once more whose options `changed` changes, and of the `named` nodes those that have lost writes or
-    /// have an export wait because they failed: who names them knows that. Who names a server's wants another connection.
+    /// Opens the images once more whose options `changed` changes, and of the `named` nodes those that are not open as they are
+    /// to be, have lost writes, or have an export wait because they failed: who names them knows that. Who names a server's
+    /// wants another connection. Of others nobody has said anything, however they are open.
     fn reopened(&self, changed: &Config, named: &[String]) -> Result<Vec<DiskSwap>, StartError> {
         let mut swaps = Vec::new();
         for (name, old) in &self.disks {
@@ -128,12 +139,22 @@ impl Daemon {
             };
             let has_failed = old.has_lost_writes() || old.is_lost() || self.exports.iter().any(is_stopped);
             let connects = matches!(&options.driver, DiskDriver::Remote(disk) if disk.kind() == RemoteKind::Nbd);
-            let is_wanted = (has_failed || connects) && lies_over(&changed.blockdevs, name, named);
-            if is_wanted || options != *old.options() {
+            let is_named = lies_over(&changed.blockdevs, name, named);
+            let is_otherwise = options != *old.options() && (is_named || self.config.disk(name) != changed.disk(name));
+            if is_otherwise || is_named && (has_failed || connects) {
                 swaps.push(DiskSwap { old: Arc::clone(old), new: self.open_image(&options, Some(old))? });
             }
         }
         Ok(swaps)
+    }
+
+    /// Opens the images of the `named` nodes that are to be open and are not: they were away when that was tried, say.
+    fn opened(&self, changed: &Config, named: &[String]) -> Result<Vec<Arc<Disk>>, StartError> {
+        let is_closed = |name: &&str| !self.disks.contains_key(*name) && lies_over(&changed.blockdevs, name, named);
+        let closed: BTreeSet<&str> = self.wanted_nodes().into_iter().filter(is_closed).collect();
+        let closed = closed.into_iter().filter_map(|name| Some((name, changed.disk(name)?)));
+        let open = |(name, disk): (&str, _)| self.open_image(&self.wanted_options(changed, name, &disk), None);
+        closed.map(open).collect()
     }
 
     /// The exports that use the disks.
@@ -204,7 +225,17 @@ fn replace(old: &mut Blockdev, mut new: Blockdev) -> Result<(), ChangeError> {
         (Driver::File(old), Driver::File(new)) | (Driver::HostDevice(old), Driver::HostDevice(new)) => {
             keeps(old.filename == new.filename, "filename")?;
         }
-        (Driver::Rbd(old), Driver::Rbd(new)) => keeps(old.spec() == new.spec(), "image")?,
+        (Driver::Rbd(old), Driver::Rbd(new)) => {
+            keeps(old.spec() == new.spec(), "image")?;
+            // Another cluster may have an image of this name, and one that is encrypted is another without its key.
+            keeps(old.conf == new.conf, "conf")?;
+            keeps(old.user == new.user, "user")?;
+            keeps(old.key_secret == new.key_secret, "key-secret")?;
+            keeps(old.auth_client_required == new.auth_client_required, "auth-client-required")?;
+            keeps(old.server == new.server, "server")?;
+            keeps(old.encrypt == new.encrypt, "encrypt")?;
+            keeps(old.settings == new.settings, "settings")?;
+        }
         (Driver::NullCo(old) | Driver::NullAio(old), Driver::NullCo(new) | Driver::NullAio(new)) => {
             keeps(old.size == new.size, "size")?;
         }

@@ -49,7 +49,8 @@ impl Daemon {
 
     /// The logical unit of a blockdev, which all exports have together whose guests see the same of it: so they see each
     /// other's reservations, and these stay for as long as the blockdev does. Exports whose guests see something else
-    /// have another unit, unless reservations are kept: whoever they keep out would come in by the other one.
+    /// have another unit, unless reservations are kept: whoever they keep out would come in by the other one. What is known
+    /// of its disk stays as it is while an export has it.
     ///
     /// Nothing is forgotten for it before an export has it, and [`keep_unit`](Self::keep_unit) is called.
     pub(super) fn unit(&mut self, export: &str, node: &str, wanted: UnitOptions) -> Result<KeptUnit, StartError> {
@@ -57,10 +58,18 @@ impl Daemon {
         let units = self.units.get(node).map(Vec::as_slice).unwrap_or_default();
         let same = |known: &KeptUnit| looks_alike(known.unit.config(), &config) && known.pr_file == pr_file;
         if let Some(known) = units.iter().find(|known| same(known)) {
-            if !self.exports_unit(&known.unit) {
-                known.unit.power_on(config.capacity_bytes);
+            if self.exports_unit(&known.unit) {
+                return Ok(known.clone());
             }
-            return Ok(known.clone());
+            let before = known.unit.config();
+            if *before == (LunConfig { capacity_bytes: before.capacity_bytes, ..config.clone() }) {
+                known.unit.power_on(config.capacity_bytes);
+                return Ok(known.clone());
+            }
+            // Its disk was opened otherwise meanwhile.
+            let anew = known.unit.anew(config).map_err(UnitError::from);
+            let unit = anew.map(Arc::new).map_err(|e| StartError::Unit(export.to_owned(), at, e.into()))?;
+            return Ok(KeptUnit { unit, pr_file });
         }
         let mut others = units.iter().filter(|known| self.exports_unit(&known.unit)).peekable();
         if others.peek().is_some() {

@@ -14,17 +14,17 @@ use serde_json::json;
 use super::*;
 use crate::refuse::refuse;
 
-fn daemon() -> Daemon {
+pub(super) fn daemon() -> Daemon {
     Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap()
 }
 
-fn image(directory: &Path, name: &str) -> Blockdev {
+pub(super) fn image(directory: &Path, name: &str) -> Blockdev {
     let path = directory.join(format!("{name}.img"));
     std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
     Blockdev::new(name, Driver::File(Image::new(path.to_str().unwrap())))
 }
 
-fn export(directory: &Path, id: &str, node: &str) -> Export {
+pub(super) fn export(directory: &Path, id: &str, node: &str) -> Export {
     Export::new(id, node, Addr::Unix(UnixAddr { path: directory.join(id).to_str().unwrap().to_owned() }))
 }
 
@@ -369,6 +369,57 @@ fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() 
 }
 
 #[test]
+fn a_unit_that_comes_back_has_what_its_disk_can_do_by_then_and_what_was_left_there() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    daemon.add_export(scsi_export(at, "s0")).unwrap();
+    let unit = |daemon: &Daemon| Arc::clone(&daemon.exports["s0"].lun(FIRST).unwrap().unit);
+    let mut readers = Vec::new();
+    for discard in [schema::Discard::Ignore, schema::Discard::Unmap, schema::Discard::Ignore] {
+        daemon.reopen(vec![Blockdev { discard: Some(discard), ..image(at, "d0") }]).unwrap();
+        daemon.add_lun("s0", lun(0, "d0")).unwrap();
+        let unmaps = discard == schema::Discard::Unmap && daemon.disks["d0"].supports_discard();
+        assert_eq!(unit(&daemon).config().discard.is_some(), unmaps);
+        assert_eq!(unit(&daemon).blocks(), (1 << 20) / 512);
+        readers.push(Arc::downgrade(&unit(&daemon)));
+        daemon.remove_lun("s0", FIRST).unwrap();
+        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+        daemon.take_torn_down();
+    }
+    assert_eq!(readers.iter().filter(|unit| unit.upgrade().is_some()).count(), 1, "the last is kept");
+}
+
+#[test]
+fn an_image_is_not_said_to_be_inactive_before_what_was_deleted_has_let_go_of_it() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let lets_go = |mut export: Export| {
+        export.vhost_user_mut().unwrap().allow_inactive = true;
+        export
+    };
+    let inactive = |daemon: &mut Daemon| daemon.set_active(Some("d0"), false).map_err(|e| e.to_string());
+    let leaves =
+        |id: &str| format!("export '{id}' is on its way out, and still uses it; wait for BLOCK_EXPORT_DELETED");
+    daemon.add_export(lets_go(scsi_export_of(at, "s0", vec![lun(0, "d0")]))).unwrap();
+    daemon.set_active(Some("d0"), true).unwrap();
+    daemon.remove_lun("s0", FIRST).unwrap();
+    assert_eq!(inactive(&mut daemon), Err(leaves("s0")));
+    rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+    daemon.take_torn_down();
+    daemon.add_export(lets_go(export(at, "e0", "d0"))).unwrap();
+    daemon.set_active(Some("d0"), true).unwrap();
+    daemon.remove_export("e0", Deletion::Hard).unwrap();
+    assert_eq!(inactive(&mut daemon), Err(leaves("e0")));
+    assert!(daemon.disk_state("d0").unwrap().active);
+    daemon.take_torn_down();
+    inactive(&mut daemon).unwrap();
+}
+
+#[test]
 fn each_of_two_units_that_leave_one_address_is_waited_for_at_the_end() {
     let signals = crate::process::Signals::block().unwrap();
     let mut daemon = daemon();
@@ -483,6 +534,22 @@ fn an_image_grows_to_whole_blocks_and_never_shrinks() {
         assert!(daemon.resize("d0", size).unwrap_err().to_string().contains(line));
         assert_eq!(daemon.disk_state("d0").unwrap().size, 2 << 20);
     }
+}
+
+#[test]
+fn an_image_that_nobody_exports_is_made_longer_if_nobody_else_has_it_locked() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    let blockdev = Blockdev { auto_read_only: Some(false), ..image(place.path(), "d0") };
+    daemon.add_blockdev(blockdev).unwrap();
+    let options = Options::new("other", DiskDriver::File { filename: place.path().join("d0.img") });
+    let elsewhere = || Disk::open(&Options { locking: Locking::On, ..options.clone() }).unwrap();
+    let other = elsewhere();
+    let refused = daemon.resize("d0", 2 << 20).unwrap_err().to_string();
+    assert!(refused.contains("is locked"), "{refused}");
+    drop(other);
+    daemon.resize("d0", 2 << 20).unwrap();
+    assert_eq!(elsewhere().size(), 2 << 20);
 }
 
 #[test]
@@ -665,9 +732,14 @@ fn a_blockdev_that_cannot_be_opened_otherwise_stays_open_without_locks_and_is_in
     daemon.take_torn_down();
     assert!(is_free("d1"));
     assert!(daemon.disk_state("d1").unwrap().read_only);
+    let otherwise = Blockdev { detect_zeroes: Some(schema::DetectZeroes::On), ..image(at, "d2") };
+    daemon.reopen(vec![otherwise]).unwrap();
     // And what is about this one changes nothing, until it can be had.
-    let attempts: Vec<Attempt<'_>> =
-        vec![(Box::new(|d| d.add_export(writer("e0", "d0"))), "blockdev 'd0': there is no fdset 0")];
+    let as_it_is = || Blockdev::new("d0", Driver::File(Image::new("/dev/fdset/0")));
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.add_export(writer("e0", "d0"))), "blockdev 'd0': there is no fdset 0"),
+        (Box::new(|d| d.reopen(vec![as_it_is()]).map(drop)), "blockdev 'd0': there is no fdset 0"),
+    ];
     refused(&mut daemon, attempts);
     daemon.add_fd(Some(0), open().into(), None).unwrap();
     daemon.add_export(writer("e0", "d0")).unwrap();
@@ -689,11 +761,33 @@ fn a_blockdev_that_is_not_open_is_said_to_be_that_and_opened_when_a_change_is_ab
         (Box::new(|d| d.resize("d0", 2 << 20).map(drop)), "blockdev 'd0' is not open"),
         (Box::new(|d| d.set_limits("d0", limits, None)), "blockdev 'd0' is not open"),
         (Box::new(|d| d.set_active(Some("d0"), true)), "blockdev 'd0' is not open"),
+        (Box::new(|d| d.reopen(vec![d.config.blockdevs[0].clone()]).map(drop)), "blockdev 'd0': '"),
     ];
     refused(&mut daemon, attempts);
     std::fs::rename(at.join("away"), at.join("d0.img")).unwrap();
     daemon.add_blockdev(image(at, "d1")).unwrap();
     assert_eq!(daemon.disk_state("d0"), None, "that was about another");
     daemon.add_export(export(at, "e0", "d0")).unwrap();
+    assert_eq!(daemon.disk_state("d0").unwrap().size, 1 << 20);
+}
+
+#[test]
+fn a_blockdev_that_is_not_open_is_opened_when_it_is_reopened() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    for name in ["d0", "d1"] {
+        daemon.add_blockdev(image(at, name)).unwrap();
+    }
+    let (value, spelling) = keyval::read("raw,node-name=r,file=d0", "driver").unwrap();
+    daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
+    let file = at.join("d0.img");
+    std::fs::rename(&file, at.join("away")).unwrap();
+    daemon.remove_blockdev("r").unwrap();
+    std::fs::rename(at.join("away"), &file).unwrap();
+    let as_it_is = |daemon: &Daemon, at: usize| daemon.config.blockdevs[at].clone();
+    daemon.reopen(vec![as_it_is(&daemon, 1)]).unwrap();
+    assert_eq!(daemon.disk_state("d0"), None, "that was about another");
+    daemon.reopen(vec![as_it_is(&daemon, 0)]).unwrap();
     assert_eq!(daemon.disk_state("d0").unwrap().size, 1 << 20);
 }

@@ -77,6 +77,10 @@ impl Pidfile {
     fn lock(path: &Path) -> io::Result<Option<File>> {
         loop {
             let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+            // /dev/null would be removed in the end, which is everybody's.
+            if !file.metadata()?.is_file() {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file; use another name"));
+            }
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => return Ok(None),
@@ -182,6 +186,20 @@ mod tests {
         std::fs::write(&path, "somebody else's").unwrap();
         drop(pidfile);
         assert_eq!(content(&path), "somebody else's");
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_no_pidfile_and_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let [null, pipe] = ["null", "pipe"].map(|name| directory.path().join(name));
+        std::os::unix::fs::symlink("/dev/null", &null).unwrap();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for path in [null, pipe] {
+            let error = Pidfile::create(&path).unwrap_err().to_string();
+            assert_eq!(error, format!("pidfile {}: it is no regular file; use another name", path.display()));
+            assert!(path.symlink_metadata().is_ok(), "{}", path.display());
+        }
     }
 
     #[test]

@@ -110,7 +110,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&SET_ACTIVE),
         returns: "{}",
         about: "With `allow-inactive=on`: have an image locked before rings of its exports run, or no longer. One whose \
-                rings run cannot be inactive.",
+                rings run cannot be inactive, nor one that is used yet by an export, or a unit, that was deleted.",
         run: Run::Mutate(|context, arguments| {
             let SetActive { node_name, active } = typed(arguments)?;
             context.daemon.set_active(node_name.as_deref(), active)?;
@@ -122,7 +122,8 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&NODES),
         returns: r#"[{"node-name", "drv", "ro", "file", "image": {"virtual-size", ...}, "cache", "bps", ...}]"#,
         about: "Every blockdev: what it is, its size, its limits and its settings in force. One whose image could not be \
-                opened when what lay over it was removed, say, is not `active` and has a size of 0, until it is exported.",
+                opened when what lay over it was removed, say, is not `active` and has a size of 0, until it is exported or \
+                reopened.",
         run: Run::Query(|view, _| {
             Ok(view.config().node_names().into_iter().filter_map(|name| node(view, name)).collect())
         }),
@@ -131,9 +132,9 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "query-blockstats",
         takes: Takes::Keys(&STATISTICS),
         returns: r#"[{"device", "node-name", "stats": {"rd_bytes", "rd_operations", ...}}]"#,
-        about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev. Members of \
-                QEMU's that nothing is counted for are 0: all times, which `x-egret` has, merged and invalid requests, \
-                zone appends, and the highest offset.",
+        about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev. Writes of \
+                zeroes count as writes. Members of QEMU's that nothing is counted for are 0: all times, which `x-egret` \
+                has, merged and invalid requests, zone appends, and the highest offset.",
         run: Run::Query(|view, arguments| {
             let Statistics { query_nodes } = typed(arguments)?;
             Ok(statistics(view, query_nodes))
@@ -159,11 +160,13 @@ pub(super) static COMMANDS: &[Command] = &[
         about: "Offer a disk; it listens when this returns.",
         run: Run::Mutate(|context, arguments| {
             let export = Export::from_value(arguments.into(), Spelling::Typed)?;
-            let socket = match export.addr() {
-                None | Some(Addr::Unix(_)) => None,
-                Some(Addr::Fd(FdAddr { str: fd })) => Some(context.descriptors.take(fd)?),
+            let Some(Addr::Fd(FdAddr { str: fd })) = export.addr().cloned() else {
+                context.daemon.add_export(export)?;
+                return Ok(nothing());
             };
-            context.daemon.add_export_on(export, socket)?;
+            let socket = context.descriptors.named(&fd)?;
+            context.daemon.add_export_on(export, Some(socket))?;
+            context.descriptors.forget(&fd);
             Ok(nothing())
         }),
     },
@@ -280,18 +283,20 @@ fn statistics(view: &View, by_node: bool) -> Value {
 /// Counters under QEMU's names, and how long requests took. What is counted nowhere is there as well, as nothing: who reads this
 /// by QEMU's schema finds every member that is not optional.
 fn shown(stats: &QueueStats) -> Value {
-    let [read, write, flush, discard] =
-        [RequestType::Read, RequestType::Write, RequestType::Flush, RequestType::Discard].map(|op| stats.op(op));
+    let [read, mut write, zeroes, flush, discard] =
+        [RequestType::Read, RequestType::Write, RequestType::WriteZeroes, RequestType::Flush, RequestType::Discard]
+            .map(|op| stats.op(op));
+    // To QEMU's devices they are writes.
+    write.add(&zeroes);
     let latency = stats.latency().map(|latency| {
         let at = |quantile| latency.quantile(quantile).0;
         json!({ "p50-ns": at(0.5), "p99-ns": at(0.99), "p999-ns": at(0.999), "max-ns": latency.longest().0 })
     });
-    let good = |op: egret_export::OpStats| op.requests - op.errors;
     let mut shown = json!({
-        "rd_bytes": read.bytes, "rd_operations": good(read), "failed_rd_operations": read.errors,
-        "wr_bytes": write.bytes, "wr_operations": good(write), "failed_wr_operations": write.errors,
-        "flush_operations": good(flush), "failed_flush_operations": flush.errors,
-        "unmap_bytes": discard.bytes, "unmap_operations": good(discard), "failed_unmap_operations": discard.errors,
+        "rd_bytes": read.bytes, "rd_operations": read.succeeded(), "failed_rd_operations": read.errors,
+        "wr_bytes": write.bytes, "wr_operations": write.succeeded(), "failed_wr_operations": write.errors,
+        "flush_operations": flush.succeeded(), "failed_flush_operations": flush.errors,
+        "unmap_bytes": discard.bytes, "unmap_operations": discard.succeeded(), "failed_unmap_operations": discard.errors,
         "wr_highest_offset": 0, "account_invalid": false, "account_failed": false, "timed_stats": [],
         "zone_append_bytes": 0, "zone_append_operations": 0, "failed_zone_append_operations": 0,
         "x-egret": { "notifications": stats.calls, "broken-queues": stats.broken, "latency": latency },

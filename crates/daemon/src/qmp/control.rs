@@ -78,12 +78,12 @@ pub struct Control {
 type ClientId = u64;
 
 impl Control {
-    /// Opens every monitor's place, which may be a socket of what is `inherited`, or `output`.
+    /// A daemon without a monitor.
     ///
     /// # Errors
-    /// A socket that cannot be made; the message names its chardev and its address. Or there is no room for a thread.
-    pub fn new(daemon: Daemon, monitors: &[Monitor], output: &Output, inherited: &mut Inherited) -> io::Result<Self> {
-        let mut new = Self {
+    /// There is no room for a thread.
+    pub fn new(daemon: Daemon) -> io::Result<Self> {
+        Ok(Self {
             view: daemon.view(),
             registry: Arc::clone(daemon.registry()),
             failures: Arc::clone(daemon.failures()),
@@ -99,21 +99,28 @@ impl Control {
             clients: Vec::new(),
             next_client: 0,
             resting_until: None,
-        };
+        })
+    }
+
+    /// Opens every monitor's place, which may be a socket of what is `inherited`, or `output`.
+    ///
+    /// # Errors
+    /// A socket that cannot be made; the message names its chardev and its address. Those before it are open.
+    pub fn open(&mut self, monitors: &[Monitor], output: &Output, inherited: &mut Inherited) -> io::Result<()> {
         for monitor in monitors {
             match &monitor.chardev.backend {
-                Backend::Stdio => new.let_in(Client::stdio(output.clone(), monitor.pretty)),
+                Backend::Stdio => self.let_in(Client::stdio(output.clone(), monitor.pretty)),
                 Backend::Socket(address) => {
                     let explain = |e: io::Error| {
                         let id = &monitor.chardev.id;
                         io::Error::new(e.kind(), format!("chardev '{id}': cannot listen on {address}: {e}"))
                     };
-                    new.places
+                    self.places
                         .push((Socket::open(address, inherited, Rights::Taken).map_err(explain)?, monitor.pretty));
                 }
             }
         }
-        Ok(new)
+        Ok(())
     }
 
     /// Tells monitors, from here on, which I/O threads are stuck.
@@ -375,7 +382,7 @@ mod tests {
     fn a_change_that_is_taken_before_its_bell_rings_leaves_nothing_to_wake_for() {
         let mut inherited = Inherited::default();
         let daemon = Daemon::start(&Config::empty(), &mut inherited).unwrap();
-        let mut control = Control::new(daemon, &[], &Output::default(), &mut inherited).unwrap();
+        let mut control = Control::new(daemon).unwrap();
         control.changes.begin(control.daemon.take().unwrap(), Change::Desertion);
         // It is taken without a look at the bell.
         let done = std::iter::repeat_with(|| control.changes.wait(REST)).flatten().next().unwrap();

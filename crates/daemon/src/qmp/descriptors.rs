@@ -2,7 +2,7 @@
 //! no right to open it.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use egret_event_loop::FromPeer;
 use egret_vocabulary::options;
@@ -77,10 +77,17 @@ impl Descriptors {
         first.ok_or_else(|| QmpError::generic("No file descriptor supplied via SCM_RIGHTS"))
     }
 
-    /// Gives one away that has a name.
-    pub(super) fn take(&mut self, wanted: &Descriptor) -> Result<OwnedFd, QmpError> {
+    /// Another of one that has a name, which it keeps until it is [forgotten](Self::forget).
+    pub(super) fn named(&self, wanted: &Descriptor) -> Result<OwnedFd, QmpError> {
         let missing = || QmpError::generic(format!("File descriptor named '{wanted}' has not been found"));
-        self.named.remove(&wanted.to_string()).map(FromPeer::into_fd).ok_or_else(missing)
+        let named = self.named.get(&wanted.to_string()).ok_or_else(missing)?;
+        let another = named.as_fd().try_clone_to_owned();
+        another.map_err(|e| QmpError::generic(format!("file descriptor named '{wanted}': {e}")))
+    }
+
+    /// Takes its name from one that was given away.
+    pub(super) fn forget(&mut self, given: &Descriptor) {
+        self.named.remove(&given.to_string());
     }
 }
 

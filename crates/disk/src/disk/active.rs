@@ -17,8 +17,8 @@ use rustix::fs::{Advice, fadvise};
 use super::open::usage;
 use super::{Backing, Disk};
 use crate::error::{OpenCause, OpenError};
-use crate::lock;
-use crate::options::Driver;
+use crate::lock::{self, Usage};
+use crate::options::{Driver, Locking};
 
 /// Keeps a disk active until it is dropped.
 #[derive(Debug)]
@@ -96,6 +96,18 @@ impl Disk {
         Ok(())
     }
 
+    /// Locks the image of a disk that is open [without locks](Locking::Off), as `locking` says, for something that is done to it
+    /// in passing. Tries once.
+    ///
+    /// # Errors
+    ///
+    /// As [`activate`](Self::activate).
+    pub fn lock_for_now(&self, locking: Locking) -> Result<LockedForNow<'_>, OpenError> {
+        let usage = Usage { read_only: self.options.read_only, locking };
+        let locked = self.file().zip(self.path()).map_or(Ok(()), |(file, path)| lock::try_lock(file, path, usage));
+        locked.map(|()| LockedForNow(self)).map_err(|cause| self.error(cause))
+    }
+
     /// Has everything written so far on the disk, where flushes are ignored too, for whoever has the image active next.
     ///
     /// # Errors
@@ -138,6 +150,17 @@ impl Disk {
 
     fn users(&self) -> MutexGuard<'_, usize> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An image that is locked for as long as this lives, whose disk is open without locks.
+#[derive(Debug)]
+#[must_use = "who drops it gives the locks back"]
+pub struct LockedForNow<'a>(&'a Disk);
+
+impl Drop for LockedForNow<'_> {
+    fn drop(&mut self) {
+        self.0.unlock();
     }
 }
 

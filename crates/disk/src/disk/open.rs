@@ -57,7 +57,8 @@ impl Disk {
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open); and another image has taken the place of the one that is open.
+    /// As [`open`](Self::open); and another image has taken the place of the one that is open, or one on another machine has
+    /// become smaller, or has larger blocks.
     pub fn reopen(&self, options: &Options) -> Result<Self, OpenError> {
         self.reopen_as(options, Image::open(options, None)?)
     }
@@ -78,8 +79,23 @@ impl Disk {
                 false => Err(OpenCause::Replaced(path.to_owned())),
             }
         });
-        let opened = opened.and_then(|new| new.with_size(self.size()));
+        let opened = opened.and_then(|new| new.can_follow(self)?.with_size(self.size()));
         opened.map_err(|cause| OpenError { node_name: options.node_name.clone(), cause })
+    }
+
+    /// The same, if it takes what guests of `old` may ask for. Of files and devices that is known: they are the same ones.
+    fn can_follow(self, old: &Self) -> Result<Self, OpenCause> {
+        let Driver::Remote(remote) = &self.options.driver else { return Ok(self) };
+        let why = if self.size() < old.size() {
+            format!("it has {} bytes now, and had {}", self.size(), old.size())
+        } else if self.blocks.logical > old.blocks.logical {
+            format!("it has blocks of {} bytes now, and had blocks of {}", self.blocks.logical, old.blocks.logical)
+        } else {
+            return Ok(self);
+        };
+        let why =
+            format!("{why}: it is another disk to its guests; let it be as it was, or delete it and add it again");
+        Err(OpenCause::Remote { name: remote.name().to_owned(), why })
     }
 
     /// The same, as long as it was said to be before.
@@ -115,16 +131,21 @@ impl Disk {
             return Err(OpenCause::ReadOnly(path.clone()));
         }
         take_locks(&file, path)?;
-        let blocks = geometry::blocks(&file, device).map_err(failed("find the block size of"))?;
-        let size = geometry::size(&file, device).map_err(failed("find the size of"))?;
-        let block = alignment.offset.max(SECTOR);
-        if size == 0 {
-            return Err(OpenCause::Empty(path.clone()));
-        }
-        if !size.is_multiple_of(block.into()) {
-            return Err(OpenCause::OddSize { path: path.clone(), size, block });
-        }
-        let limits = geometry::limits(&file, device, blocks).map_err(failed("find the limits of"))?;
+        let measure = || {
+            let blocks = geometry::blocks(&file, device).map_err(failed("find the block size of"))?;
+            let size = geometry::size(&file, device).map_err(failed("find the size of"))?;
+            let block = alignment.offset.max(SECTOR);
+            if size == 0 {
+                return Err(OpenCause::Empty(path.clone()));
+            }
+            if !size.is_multiple_of(block.into()) {
+                return Err(OpenCause::OddSize { path: path.clone(), size, block });
+            }
+            let limits = geometry::limits(&file, device, blocks).map_err(failed("find the limits of"))?;
+            Ok((size, blocks, limits))
+        };
+        // One that was handed over others have as well, and its locks with it.
+        let (size, blocks, limits) = measure().inspect_err(|_| lock::unlock(&file))?;
         let backing = if device { Backing::Device(file) } else { Backing::File(file) };
         Ok(Self::new(options, backing, size, blocks, alignment, limits))
     }

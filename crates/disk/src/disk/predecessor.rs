@@ -50,6 +50,13 @@ pub struct Loss {
     is_untold: bool,
 }
 
+impl Loss {
+    /// Whether no guest has been told of it.
+    pub const fn is_untold(&self) -> bool {
+        self.is_untold
+    }
+}
+
 impl Disk {
     /// What it has [lost](Self::has_lost_writes), if anything.
     pub fn loss(&self) -> Option<Loss> {
@@ -72,7 +79,7 @@ impl Disk {
     pub fn follow(&self, old: &Arc<Self>) {
         let Predecessor { is_owed, disk, .. } = &self.predecessor;
         let lost = old.loss();
-        if let Some(loss) = lost.filter(|loss| loss.is_untold) {
+        if let Some(loss) = lost.filter(Loss::is_untold) {
             self.lose(loss);
         }
         if old.predecessor.is_owed.load(Ordering::Acquire) || old.leaves_behind(self.ignores_flushes()) {

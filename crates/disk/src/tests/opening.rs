@@ -132,6 +132,26 @@ fn an_image_that_is_handed_over_becomes_what_would_have_been_opened() {
 }
 
 #[test]
+fn an_image_that_is_handed_over_and_cannot_be_used_is_left_without_locks() {
+    let image = Image::new(1 << 20);
+    let [one, other] = [(); 2].map(|()| File::options().read(true).write(true).open(&image.path).unwrap());
+    let options = Options { locking: Locking::On, ..file(&image.path) };
+    // Whoever has handed it over has it still, and its locks with it.
+    let handed = |file: &File| crate::Image::open(&options, Some(file.try_clone().unwrap())).unwrap();
+    let disk = Disk::of(&options, handed(&one)).unwrap();
+    for (size, line) in [(0, "is empty"), (1000, "not a multiple of its block size")] {
+        other.set_len(size).unwrap();
+        let refused = disk.reopen_as(&options, handed(&other)).unwrap_err().to_string();
+        assert!(refused.contains(line), "{refused}");
+    }
+    drop(disk);
+    let refused = Disk::of(&options, handed(&other)).unwrap_err().to_string();
+    assert!(refused.contains("not a multiple of its block size"), "{refused}");
+    other.set_len(1 << 20).unwrap();
+    Disk::open(&options).unwrap();
+}
+
+#[test]
 fn where_there_is_no_direct_io_that_is_said_of_what_is_opened_and_of_what_is_handed_over() {
     let path = Path::new("/proc/self/status");
     let options = Options { direct: true, read_only: true, ..file(path) };

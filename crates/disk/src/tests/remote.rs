@@ -419,6 +419,16 @@ fn a_remote_disk_is_locked_grown_and_flushed_by_its_driver() {
 }
 
 #[test]
+fn a_remote_disk_that_somebody_else_has_made_longer_still_keeps_what_it_has() {
+    let (options, seen) = vector(512);
+    let disk = Disk::open(&options).unwrap();
+    seen.lock().unwrap().bytes.resize(3 * SIZE as usize, 7);
+    assert_eq!(disk.size(), SIZE, "nobody has said so yet");
+    assert_eq!(disk.grow(2 * SIZE).unwrap(), 3 * SIZE);
+    assert_eq!(seen.lock().unwrap().bytes[2 * SIZE as usize..], [7; SIZE as usize]);
+}
+
+#[test]
 fn a_remote_disk_is_what_its_driver_says() {
     let (options, seen) = vector(1024);
     let options = Options { discard: Discard::Unmap, ..options };
@@ -433,6 +443,32 @@ fn a_remote_disk_is_what_its_driver_says() {
     seen.lock().unwrap().cannot_discard = true;
     let disk = Disk::open(&options).unwrap();
     assert!(!disk.supports_discard() && disk.max_discard_bytes() == 0);
+}
+
+#[test]
+fn a_remote_disk_is_not_reopened_when_it_has_become_smaller_or_has_larger_blocks() {
+    let (options, seen) = vector(1024);
+    let disk = Disk::open(&options).unwrap();
+    let reopened = |logical: u32, len: u64| {
+        seen.lock().unwrap().bytes.resize(len as usize, 0);
+        let now = Vector { blocks: Blocks { logical, physical: 4096 }, seen: Arc::clone(&seen) };
+        let options = Options { driver: Driver::Remote(RemoteDisk::new(now)), ..options.clone() };
+        disk.reopen(&options).map(|disk| disk.size()).map_err(|e| e.cause.to_string())
+    };
+    for (logical, len, line) in [
+        (1024, SIZE - 1024, "cannot open 'vector': it has 4193280 bytes now, and had 4194304: "),
+        (2048, SIZE, "cannot open 'vector': it has blocks of 2048 bytes now, and had blocks of 1024: "),
+    ] {
+        let refused = reopened(logical, len).unwrap_err();
+        assert!(refused.starts_with(line), "{refused}");
+    }
+    // Of more nobody knows before somebody asks.
+    for (logical, len) in [(1024, SIZE), (512, SIZE), (1024, 2 * SIZE)] {
+        assert_eq!(reopened(logical, len), Ok(SIZE), "{logical}, {len}");
+    }
+    // What was refused has no lock any more.
+    let locked = seen.lock().unwrap().locked.iter().map(|locks| if *locks { 1 } else { -1 }).sum::<i32>();
+    assert_eq!(locked, 1, "the disk's own");
 }
 
 #[test]

@@ -79,6 +79,7 @@ pub fn live(config: &Config, life: Life) -> Result<()> {
             if let (Err(error), Some(readiness)) = (&served, readiness) {
                 readiness.failed(&crate::in_one_line(error));
                 // The launcher prints the error; here it would be a second line.
+                egret_rbd::leave_at_once(1);
                 std::process::exit(1);
             }
             served
@@ -127,23 +128,34 @@ fn serve(
     }
     let start = || Daemon::start(config, &mut inherited);
     let mut daemon = signals.end_during(start, || pidfile.iter().for_each(Pidfile::remove)).context("signals")??;
-    let registry = daemon.registry();
-    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(registry), place, &mut inherited));
-    let metrics = metrics.transpose()?;
-    let watchdog = Watchdog::start(Arc::clone(registry), life.watchdog, life.on_stall).context("--watchdog")?;
-    if life.record_waits.is_some() {
-        daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
-    }
+    // Clients come from here on, and what they have asked for may not end. Whoever ends the daemon has a limit to that, though
+    // it is for a mistake.
+    let patience = || Patience::new(life.shutdown_timeout, &signals);
+    let watched = watch(&mut daemon, life, &mut inherited);
+    let (metrics, watchdog) = match watched {
+        Ok(watched) => watched,
+        Err(error) => {
+            let _ = daemon.end(&patience());
+            return Err(error);
+        }
+    };
     let meter = CpuMeter::new(&daemon);
-    let mut control = Control::new(daemon, &life.monitors, &output, &mut inherited)?;
+    let mut control = Control::new(daemon)?;
     control.announce_stalls_of(watchdog.stalls());
+    let mut open = || -> Result<()> {
+        control.open(&life.monitors, &output, &mut inherited)?;
+        Ok(identity.iter().try_for_each(|identity| give(identity, config, &places))?)
+    };
+    if let Err(error) = open() {
+        let patience = patience();
+        let daemon = control.shut_down("host-error", &patience);
+        let _ = daemon.is_some_and(|daemon| daemon.end(&patience));
+        return Err(error);
+    }
     for name in inherited.unused() {
         tracing::warn!("socket '{name}' was handed over, and nobody serves who connects to it");
     }
     drop(inherited);
-    if let Some(identity) = &identity {
-        give(identity, config, &places)?;
-    }
     if let Some(announcement) = &life.announcement {
         // Nobody is obeyed yet, and so only signals would wait.
         let announced = output.write_all(announcement.as_bytes(), READER_PATIENCE, signals.as_fd());
@@ -157,11 +169,22 @@ fn serve(
     notify_service_manager(Progress::Ready);
     let reason = attend(&mut control, meter, &signals, life, &output)?;
     notify_service_manager(Progress::Stopping);
-    let patience = Patience::new(life.shutdown_timeout, &signals);
-    let ended = end(control, life, reason, &patience, &output);
+    let ended = end(control, life, reason, &patience(), &output);
     drop((metrics, watchdog));
     drop(pidfile);
     ended
+}
+
+/// Has what there is to tell of the daemon told, written and looked after.
+fn watch(daemon: &mut Daemon, life: &Life, inherited: &mut Inherited) -> Result<(Option<Metrics>, Watchdog)> {
+    let registry = Arc::clone(daemon.registry());
+    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(&registry), place, inherited));
+    let metrics = metrics.transpose()?;
+    let watchdog = Watchdog::start(registry, life.watchdog, life.on_stall).context("--watchdog")?;
+    if life.record_waits.is_some() {
+        daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
+    }
+    Ok((metrics, watchdog))
 }
 
 /// Prints something, as far as somebody takes it at once: a terminal that was closed or is held up, or a pipe that nobody

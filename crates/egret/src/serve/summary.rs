@@ -23,17 +23,16 @@ impl CpuMeter {
         let seconds = self.at.elapsed().as_secs_f64();
         self.at = Instant::now();
         let before = std::mem::replace(&mut self.last, now);
-        let (now, then) = (self.last.total(), before.total());
-        let requests = now.requests - then.requests;
+        let new = self.last.total().since(&before.total());
         let latency = self.last.latency_since(&before)?;
         let micros = |quantile| latency.quantile(quantile).0 as f64 / 1e3;
         Some(format!(
             "{:>9.0} IOPS {:>9.1} MB/s   p50 {:>8.1} us   p99 {:>8.1} us{}",
-            requests as f64 / seconds,
-            (now.bytes - then.bytes) as f64 / seconds / 1e6,
+            new.requests as f64 / seconds,
+            new.bytes as f64 / seconds / 1e6,
             micros(0.5),
             micros(0.99),
-            match now.errors - then.errors {
+            match new.errors {
                 0 => String::new(),
                 errors => format!("   {errors} errors"),
             }

@@ -12,8 +12,8 @@ mod screen;
 mod table;
 mod view;
 
-use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::io::{ErrorKind, IsTerminal as _};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -51,7 +51,7 @@ fn interval(text: &str) -> Result<f64, String> {
 
 /// Runs `egret top`.
 pub fn run(asked: &Top) -> Result<()> {
-    let mut daemon = Daemon { qmp: Qmp::connect(&asked.socket, Some(PATIENCE))? };
+    let mut daemon = Daemon::connect(&asked.socket)?;
     let interval = Duration::from_secs_f64(asked.interval);
     if asked.once {
         let before = daemon.look(None)?;
@@ -71,10 +71,15 @@ pub fn run(asked: &Top) -> Result<()> {
 
 /// The daemon at the other end.
 struct Daemon {
+    socket: PathBuf,
     qmp: Qmp,
 }
 
 impl Daemon {
+    fn connect(socket: &Path) -> Result<Self> {
+        Ok(Self { qmp: Qmp::connect(socket, Some(PATIENCE))?, socket: socket.to_owned() })
+    }
+
     /// Everything, and of the export that is looked at its queues.
     fn look(&mut self, export: Option<&str>) -> Result<Snapshot> {
         let mut snapshot = self.ask(json!({}))?;
@@ -96,11 +101,16 @@ impl Daemon {
     }
 
     /// Changes a property; returns the line to show.
-    fn set(&mut self, thread: &str, property: &str, value: &Value) -> String {
+    fn set(&self, thread: &str, property: &str, value: &Value) -> String {
         let arguments = json!({ "path": format!("/objects/{thread}"), "property": property, "value": value });
-        match self.qmp.run("qom-set", arguments) {
-            Ok(_) => {
-                format!("{thread}: {property}={}", value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+        let changed =
+            format!("{thread}: {property}={}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+        // A change waits for those before it, and whatever a client asks for then waits for that: so it is another client's.
+        let asked = Qmp::connect(&self.socket, Some(PATIENCE)).and_then(|mut qmp| qmp.run("qom-set", arguments));
+        match asked {
+            Ok(_) => changed,
+            Err(error) if error.kind() == ErrorKind::TimedOut => {
+                format!("{changed} has to wait, and may come yet: the daemon has another change in work")
             }
             Err(error) => error.to_string(),
         }
@@ -136,5 +146,47 @@ fn watch(
         shown = rates(&before, &now);
         before = now;
         next = Instant::now() + interval;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_change_that_comes_to_nothing_is_told_and_what_is_watched_goes_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("qmp");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let monitor = std::thread::spawn(move || {
+            let greeting =
+                json!({"QMP": {"version": {"qemu": {"major": 10, "minor": 0, "micro": 2}}, "capabilities": []}});
+            let mut clients = Vec::new();
+            // Who watches, and who changes something.
+            for _ in 0..2 {
+                let (mut client, _) = listener.accept().unwrap();
+                writeln!(client, "{greeting}").unwrap();
+                let mut asked = BufReader::new(client.try_clone().unwrap());
+                asked.read_line(&mut String::new()).unwrap();
+                writeln!(client, "{}", json!({"return": {}})).unwrap();
+                clients.push((client, asked));
+            }
+            let (_, mut asked) = clients.pop().unwrap();
+            let mut order = String::new();
+            asked.read_line(&mut order).unwrap();
+            assert!(order.contains("qom-set"), "{order}");
+            drop(asked);
+            let (mut client, mut asked) = clients.pop().unwrap();
+            asked.read_line(&mut String::new()).unwrap();
+            let nothing = json!({"time-ns": 1, "iothreads": [], "exports": []});
+            writeln!(client, "{}", json!({ "return": nothing })).unwrap();
+        });
+        let mut daemon = Daemon::connect(&socket).unwrap();
+        assert_eq!(daemon.set("io0", "poll-max-ns", &json!(1)), "the server has hung up");
+        assert!(daemon.look(None).unwrap().exports.is_empty());
+        monitor.join().unwrap();
     }
 }

@@ -303,6 +303,12 @@ fn a_disk_can_be_made_longer_here_and_elsewhere() {
     rig.write(31 * MIB, &[1; 512]).unwrap();
     ceph.run("rbd resize sized --size 24M --allow-shrink --no-progress");
     assert_eq!(disk.refresh_size().unwrap(), 24 * MIB);
+    // Who wants less than somebody else has made of it changes nothing.
+    ceph.run("rbd resize sized --size 64M --no-progress");
+    assert_eq!(disk.grow(32 * MIB).unwrap(), 64 * MIB);
+    let Driver::Remote(remote) = &disk.options().driver else { unreachable!("it is in a cluster") };
+    assert!(remote.resize(32 * MIB).unwrap_err().to_string().starts_with("cannot make it longer: "));
+    assert_eq!(disk.refresh_size().unwrap(), 64 * MIB);
 }
 
 #[test]

@@ -150,6 +150,19 @@ fn a_unit_that_is_powered_on_again_has_its_own_size_and_modes_and_keeps_persiste
     assert_eq!(rig.run(&[0x5e, 0, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255).good()[15], 1);
 }
 
+#[test]
+fn a_unit_that_is_made_anew_knows_of_its_disk_what_is_new_and_has_the_reservations_that_there_were() {
+    let mut rig = Rig::new(LunConfig { discard: None, ..config() });
+    let register = [&[0; 8][..], &1_u64.to_be_bytes(), &[0; 8]].concat();
+    rig.run(&[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], &register, 0).good();
+    assert!(rig.unit.anew(LunConfig { logical_block_bytes: 7, ..config() }).is_err());
+    let anew = rig.unit.anew(LunConfig { capacity_bytes: 4096, ..config() }).unwrap();
+    assert_eq!((anew.config().discard, anew.blocks()), (config().discard, 8));
+    let mut rig = Rig::of(anew);
+    while rig.nexus.take_attention().is_some() {}
+    assert_eq!(rig.run(&[0x5e, 0, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255).good()[15], 1);
+}
+
 /// SPC-5, page control field.
 #[test]
 fn page_control_chooses_current_changeable_and_default_values_and_nothing_is_saved() {

@@ -40,9 +40,9 @@ options! {
         cache: Cache, ValueType::Object(&CACHE), unset "see its keys";
         /// Refuse writes.
         read_only: Option<bool>, ValueType::Flag, unset "off; inline: the parent's";
-        /// Open the image for reading alone as long as no writable export uses it. With `off` it is opened, and locked,
-        /// for writing from the start, unless `read-only` says otherwise: a disk that cannot be written to is refused,
-        /// and one that is read can get an export that writes.
+        /// Open the image for reading alone as long as no writable export uses it. With `off` it is opened for writing from
+        /// the start, and locked for that while any export has it, unless `read-only` says otherwise: a disk that cannot be
+        /// written to is refused, and one that is read can get an export that writes.
         auto_read_only: Option<bool>, ValueType::Flag, unset "on; inline: the parent's";
         /// Whether discards give storage back or are dropped.
         #[serde(with = "as_word::optional")]
