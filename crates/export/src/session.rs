@@ -391,7 +391,8 @@ impl<'a> Session<'a> {
         }
         match Inflight::map(fd, at.offset, at.size, config) {
             Ok(inflight) => {
-                if let Some(choices) = inflight.choices() {
+                // QEMU hands its record over at every start.
+                if let Some(choices) = inflight.choices().filter(|_| !self.device.has_noted(&inflight)) {
                     self.device.choose(choices);
                 }
                 self.device.note_choices(&inflight);

@@ -1,6 +1,5 @@
 //! Queues that move to other loops, and disks that are exchanged, under commands in flight.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread;
 
@@ -11,7 +10,7 @@ use egret_vring::ring::Piece;
 
 use crate::gate::Gate;
 use crate::machine::*;
-use crate::peer::{GET_VRING_BASE, IoThread, SET_VRING_CALL, SET_VRING_KICK, await_that, longs, words};
+use crate::peer::{GET_VRING_BASE, IoThread, await_that, words};
 
 /// A pause is a part of the time that a change took, and the drain a part of that.
 fn assert_sound(pause: Pause, begun: Nanos) {
@@ -54,10 +53,7 @@ fn move_queues(loops: &[IoThread; 3], layout: Layout) {
     };
     assert_eq!(base, Some(words(&[REQUESTS, expected])));
     export.run_on(&[loops[2].0.clone()]).unwrap();
-    let ring = &machine.rings[REQUESTS as usize];
-    // The kick starts it: what it has done by then nobody would be told of.
-    machine.peer.say(SET_VRING_CALL, 0, &longs(&[REQUESTS.into()]), &[ring.call.as_fd()]);
-    machine.peer.say(SET_VRING_KICK, 0, &longs(&[REQUESTS.into()]), &[ring.kick.as_fd()]);
+    machine.start_ring_again(REQUESTS);
     assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
 }
 

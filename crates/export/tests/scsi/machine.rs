@@ -140,6 +140,14 @@ impl Machine {
         peer.order(SET_VRING_ENABLE, &words(&[index, 1]))
     }
 
+    /// Starts a ring that GET_VRING_BASE has stopped, where it was.
+    pub fn start_ring_again(&self, index: u32) {
+        let (name, ring) = (longs(&[index.into()]), &self.rings[index as usize]);
+        // The kick starts it: what it has done by then nobody would be told of.
+        self.peer.say(SET_VRING_CALL, 0, &name, &[ring.call.as_fd()]);
+        self.peer.say(SET_VRING_KICK, 0, &name, &[ring.kick.as_fd()]);
+    }
+
     pub fn offer(&mut self, queue: u32, readable: &[Piece], writable: &[Piece]) {
         let ring = &mut self.rings[queue as usize];
         ring.driver.add(readable, writable, 0).unwrap();
