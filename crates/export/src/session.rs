@@ -237,6 +237,8 @@ impl<'a> Session<'a> {
             Request::SetVringEnable(index, enabled) => {
                 self.vring(index)?.set_enabled(enabled);
                 self.update_vring(index as usize)?;
+                // One that was to run and did not has nothing to stop.
+                self.settle();
             }
             Request::SetBackendReqFd(fd) => self.shared.set_channel(Some(fd.into_channel()?)),
             Request::SetConfig { offset, bytes } => self.write_config(offset, &bytes)?,
