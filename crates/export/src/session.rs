@@ -92,7 +92,7 @@ pub(crate) struct Session<'a> {
     /// Where the client has what is written to its memory noted, while it has LOG_ALL, and what is signalled then.
     log: Option<Arc<DirtyLog>>,
     log_fd: Option<Arc<PeerFd>>,
-    /// Rings are to run as soon as nothing is owed to the disks' limits.
+    /// Rings are to run as soon as less is owed to the disks' limits.
     awaits_limits: bool,
     transfer: Transfer,
     features: u64,
@@ -166,16 +166,12 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Starts the rings that are to run as soon as nothing is owed to their disks' limits; whoever sends a message meanwhile
+    /// Starts the rings that are to run as soon as they need not wait for limits any more; whoever sends a message meanwhile
     /// does not wait for that.
     fn await_limits(&mut self) -> Result<(), ProtocolError> {
         while mem::take(&mut self.awaits_limits) {
-            if self.shared.owes_limits() {
-                // Unless they have been stopped meanwhile.
-                self.awaits_limits = self.vrings.iter().any(|vring| vring.due() == Due::Start);
-            } else {
-                self.update_vrings()?;
-            }
+            // Unless they have been stopped meanwhile.
+            self.update_vrings()?;
             self.shared.set_draining(self.awaits_limits);
             if self.awaits_limits && self.connection.await_input(LOOK_AGAIN)? {
                 break;
@@ -421,9 +417,7 @@ impl<'a> Session<'a> {
     /// Starts or stops a queue if that is due now, and with a request queue the others that waited for it.
     fn update_vring(&mut self, index: usize) -> Result<(), ProtocolError> {
         match self.vrings[index].due() {
-            // A client may stop and start its rings as often as it likes, and each drain lets everything go that waits for
-            // limits. With functions, too, which would not find commands that are in no ring that runs.
-            Due::Start if self.shared.owes_limits() => {
+            Due::Start if self.owes_limits(index) => {
                 self.awaits_limits = true;
                 self.shared.set_draining(true);
                 return Ok(());
@@ -436,6 +430,15 @@ impl<'a> Session<'a> {
             diskless if index >= diskless => (0..diskless).try_for_each(|waiting| self.update_vring(waiting)),
             _ => Ok(()),
         }
+    }
+
+    /// Whether a queue has to wait for limits. A client may stop and start its rings as often as it likes, and each drain lets
+    /// everything go that waits for them. Functions wait for all queues of commands: they would not find those that are in no
+    /// ring that runs.
+    fn owes_limits(&self, index: usize) -> bool {
+        let diskless = usize::from(self.device.diskless_queues());
+        let queues = if index < diskless { diskless..self.vrings.len() } else { index..index + 1 };
+        { queues }.any(|queue| !self.vrings[queue].is_running() && self.shared.owes_limits(queue))
     }
 
     /// Whether a queue without disks has to wait for request queues. If the record has chains of it in flight, these may be
@@ -520,12 +523,14 @@ impl<'a> Session<'a> {
 
     /// Stops some queues: all drain side by side.
     fn stop_queues(&mut self, which: Range<usize>, leave: Leave) {
+        let let_go = self.shared.let_go();
         let mut draining: Vec<(usize, Leaving<Worker>)> = Vec::new();
         for index in which {
             if self.vrings[index].pause() {
                 draining.push((index, self.shared.stop(index, leave)));
             }
         }
+        let drained: Vec<usize> = draining.iter().map(|(index, _)| *index).collect();
         // Those with functions come last: functions wait for the other queues, where a move that failed has left some whose
         // workers have to be dropped first.
         for (index, leaving) in draining.into_iter().rev() {
@@ -534,6 +539,7 @@ impl<'a> Session<'a> {
             let Some((config, fds)) = worker else { continue };
             self.vrings[index].come_to_rest(config.base, fds);
         }
+        self.shared.note_drain(&drained, let_go);
         self.settle();
     }
 

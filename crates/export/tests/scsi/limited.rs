@@ -5,20 +5,21 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use egret_disk::{Disk, Driver, Limit, Limits, Options, Rates, ThrottleGroup};
+use egret_disk::{Debt, Disk, Driver, Limit, Limits, Options, Rates, ThrottleGroup};
 use egret_event_loop::Nanos;
 use egret_export::Export;
 use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
 
 use crate::machine::*;
-use crate::peer::{ADD_MEM_REG, IoThread, NEED_REPLY, SET_VRING_ENABLE, await_that, longs, words};
-use crate::waiting::{Sent, response, written};
+use crate::peer::{ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, SET_VRING_ENABLE, await_that, longs, words};
+use crate::waiting::{Sent, ask, response, written};
 
 const BLOCK: u64 = 512;
 const READ_BLOCK: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 /// As many as a ring has room for, beside one of another unit.
 const READS: u64 = 4;
+const QUEUES: [u32; 3] = [CONTROL, EVENTS, REQUESTS];
 
 /// A disk that is locked while rings run, and may do a block at once and then a byte a second.
 fn limited() -> Arc<Disk> {
@@ -60,17 +61,86 @@ fn reap(machine: &mut Machine) {
     }
 }
 
-/// Memory is plugged in again and again, and what waits goes each time, until the rings do not start again at once.
-fn plug_memory_until_rings_wait(machine: &mut Machine, export: &Export) {
-    for at in 1..=3 {
-        read(machine, export, FIRST);
-        plug_memory(machine, at);
-        reap(machine);
-        if !export.has_running_queues() {
-            return;
-        }
+/// What a front-end does when its guest stops and goes on.
+fn stop_and_go_on(machine: &mut Machine) {
+    for queue in QUEUES {
+        assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
     }
-    panic!("what is let go each time is more than the limits");
+    QUEUES.into_iter().for_each(|queue| machine.start_ring_again(queue));
+    assert_eq!(machine.peer.order(SET_VRING_ENABLE, &words(&[REQUESTS, 1])), Some(0));
+}
+
+/// Interrupts the queues until they do not start again at once, because what waits goes each time; so many times in vain.
+fn interrupt_until_rings_wait(
+    machine: &mut Machine,
+    export: &Export,
+    at: LunAddress,
+    mut interrupt: impl FnMut(&mut Machine),
+) -> u64 {
+    let in_vain = (0..4).find(|_| {
+        read(machine, export, at);
+        interrupt(machine);
+        reap(machine);
+        !export.has_running_queues()
+    });
+    in_vain.expect("what is let go each time is more than the limits")
+}
+
+/// An export of `FIRST`, which is not limited, and of `LATE`, which is; both have told their news.
+fn beside_a_limited(io: &IoThread) -> (Machine, Export, Arc<Disk>) {
+    let (ours, export) = listening(io, disk(Nanos::ZERO));
+    let limited = limited();
+    add_late(&export, Arc::clone(&limited)).unwrap();
+    let mut machine = Machine::boot(ours, Layout::Split);
+    for at in [FIRST, LATE] {
+        while machine.command(at, &TEST_UNIT_READY, 0) != GOOD {}
+    }
+    (machine, export, limited)
+}
+
+#[test]
+fn what_one_unit_owes_holds_up_no_other_when_memory_is_plugged_in_or_the_guest_stops_and_goes_on() {
+    let io = IoThread::start();
+    let interrupts: [fn(&mut Machine); 2] = [|machine| plug_memory(machine, 1), stop_and_go_on];
+    for interrupt in interrupts {
+        let (mut machine, export, limited) = beside_a_limited(&io);
+        read(&mut machine, &export, LATE);
+        interrupt(&mut machine);
+        reap(&mut machine);
+        assert!(limited.limits_debt().owed > 0);
+        assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+        assert_eq!(ask(&mut machine, QUERY_TASK), 0);
+    }
+}
+
+#[test]
+fn a_queue_whose_drains_have_let_go_past_limits_twice_waits_for_them_and_so_do_functions() {
+    let io = IoThread::start();
+    let (mut machine, export, limited) = beside_a_limited(&io);
+    assert_eq!(interrupt_until_rings_wait(&mut machine, &export, LATE, stop_and_go_on), 1);
+    let Debt { owed, .. } = limited.limits_debt();
+    machine.manage(QUERY_TASK);
+    machine.send(FIRST, &READ, 4096);
+    stop_and_go_on(&mut machine);
+    assert!(!export.has_running_queues() && export.is_in_use());
+    assert_eq!(limited.limits_debt().owed, owed);
+    limited.set_throttle_group(None);
+    assert_eq!(machine.answer(), GOOD);
+    assert_eq!(machine.managed(), 0);
+}
+
+#[test]
+fn a_queue_waits_for_nothing_that_another_export_of_its_disk_has_let_go() {
+    let io = IoThread::start();
+    let (mut machine, export, shared) = beside_a_limited(&io);
+    let (ours, beside) = listening(&io, shared);
+    let mut other = Machine::boot(ours, Layout::Split);
+    assert_eq!(other.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    interrupt_until_rings_wait(&mut machine, &export, LATE, stop_and_go_on);
+    for time in 0..3 {
+        stop_and_go_on(&mut other);
+        assert!(beside.has_running_queues(), "{time}");
+    }
 }
 
 #[test]
@@ -78,8 +148,12 @@ fn a_disk_is_left_to_others_when_rings_are_disabled_that_wait_to_start() {
     let io = IoThread::start();
     let (mut machine, export) = started_with(&io, limited(), Layout::Split);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
-    plug_memory_until_rings_wait(&mut machine, &export);
-    for queue in [CONTROL, EVENTS, REQUESTS] {
+    let mut at = 0;
+    interrupt_until_rings_wait(&mut machine, &export, FIRST, |machine| {
+        at += 1;
+        plug_memory(machine, at);
+    });
+    for queue in QUEUES {
         assert!(export.has_active_disks(), "one is to run as soon as it may");
         assert_eq!(machine.peer.order(SET_VRING_ENABLE, &words(&[queue, 0])), Some(0));
     }
