@@ -558,7 +558,7 @@ impl<'a> Session<'a> {
         self.stop_all();
         self.device.reset();
         self.inflight = None;
-        self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
+        self.vrings.iter_mut().for_each(Vring::reset);
         self.settle();
     }
 

@@ -58,6 +58,11 @@ impl VringFds {
     pub(crate) fn set_err(&mut self, fd: Option<PeerFd>) -> Option<PeerFd> {
         mem::replace(&mut self.err, fd)
     }
+
+    /// Of all that there is the one that is signalled when the queue breaks.
+    pub(crate) fn take_err(&mut self) -> Self {
+        Self { err: self.err.take(), ..Self::default() }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

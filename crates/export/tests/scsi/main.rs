@@ -22,7 +22,7 @@ use egret_vring::ring::{InflightConfig, PACKED_BASE};
 
 use gate::Gate;
 use machine::*;
-use peer::{GET_VRING_BASE, IoThread, RING_PACKED, SET_INFLIGHT_FD, longs, words};
+use peer::{GET_VRING_BASE, IoThread, RESET_DEVICE, RING_PACKED, SET_INFLIGHT_FD, longs, words};
 use waiting::{await_waiting, manage_to_wait};
 
 #[test]
@@ -306,5 +306,30 @@ fn a_packed_ring_that_breaks_the_rules_costs_its_queue_and_nothing_else() {
         assert_eq!(export.queues()[CONTROL as usize].broken.get(), 1, "{what}");
         assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON, "{what}");
         assert_eq!(machine.command(FIRST, &READ, 4096), GOOD, "{what}");
+    }
+}
+
+#[test]
+fn a_queue_that_breaks_signals_the_descriptor_that_was_handed_over_before_it_was_stopped_or_reset() {
+    let io = IoThread::start();
+    let resets: [fn(&mut Machine); 2] = [
+        |machine| {
+            assert!(machine.peer.ask(GET_VRING_BASE, &words(&[CONTROL, 0])).is_some());
+            machine.start_ring_again(CONTROL);
+        },
+        |machine| {
+            assert_eq!(machine.peer.order(RESET_DEVICE, &[]), Some(0));
+            machine.start_rings();
+        },
+    ];
+    for reset in resets {
+        let (mut machine, export) = started(&io, Nanos::ZERO);
+        reset(&mut machine);
+        let ring = &machine.rings[CONTROL as usize];
+        // More is available than there are descriptors.
+        assert!(machine.memory.write(ring.driver.queue().avail + 2, &17u16.to_le_bytes()));
+        ring.kick();
+        await_signal(&ring.err);
+        assert_eq!(export.queues()[CONTROL as usize].broken.get(), 1);
     }
 }
