@@ -299,7 +299,7 @@ impl<'a> Session<'a> {
         let before = self.vring(index)?.log();
         self.describe(index, |vring| vring.set_addresses(at, log))?;
         if before != log {
-            self.update_log(index as usize)?;
+            self.update_memory(index as usize)?;
         }
         self.update_vring(index as usize)
     }
@@ -577,8 +577,27 @@ impl<'a> Session<'a> {
         self.change_memory(memory)
     }
 
+    /// Nobody waits for what is in flight: what that points into stays where it is.
     fn add_memory(&mut self, at: RegionAt, fd: PeerFd) -> Result<(), ProtocolError> {
-        self.change_memory(with(&self.memory, at, fd)?)
+        let more = with(&self.memory, at, fd)?;
+        // A map that is pinned is so until its queues stop.
+        if more.may_be_pinned() { self.change_memory(more) } else { self.extend_memory(more) }
+    }
+
+    /// Has all queues go on in a map that has what there is and more, with their chains in flight.
+    fn extend_memory(&mut self, memory: GuestMemory) -> Result<(), ProtocolError> {
+        // Kept until the queues have let go of it, so that none of them is the last to do so.
+        let _before = mem::replace(&mut self.memory, Arc::new(memory));
+        (0..self.vrings.len()).try_for_each(|index| self.update_memory(index))
+    }
+
+    /// Has a queue go on in the memory that there is, and log what is to be logged of it.
+    fn update_memory(&mut self, index: usize) -> Result<(), ProtocolError> {
+        if self.vrings[index].is_running() {
+            let (memory, used, signal) = (Arc::clone(&self.memory), self.used_log(index)?, self.log_signal());
+            drop(self.shared.change(index, move |worker| worker.extend_memory(&memory, used, signal)));
+        }
+        Ok(())
     }
 
     fn remove_memory(&mut self, at: RegionAt) -> Result<(), ProtocolError> {

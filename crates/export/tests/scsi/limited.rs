@@ -12,7 +12,9 @@ use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
 
 use crate::machine::*;
-use crate::peer::{ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, SET_VRING_ENABLE, await_that, longs, words};
+use crate::peer::{
+    ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_VRING_ENABLE, await_that, longs, words,
+};
 use crate::waiting::{Sent, ask, response, written};
 
 const BLOCK: u64 = 512;
@@ -34,9 +36,17 @@ fn limited() -> Arc<Disk> {
 /// What a front-end does when memory is plugged in.
 fn plug_memory(machine: &mut Machine, at: u64) {
     let plugged = Region::anonymous(0, MIB).unwrap();
-    let row = longs(&[0, at << 30, MIB, at << 30, 0]);
-    machine.peer.say(ADD_MEM_REG, NEED_REPLY, &row, &[plugged.file.as_fd()]);
+    machine.peer.say(ADD_MEM_REG, NEED_REPLY, &memory_at(at), &[plugged.file.as_fd()]);
     assert_eq!(machine.peer.hear(), Some(longs(&[0])));
+}
+
+/// And when it is taken away.
+fn unplug_memory(machine: &mut Machine, at: u64) {
+    assert_eq!(machine.peer.order(REM_MEM_REG, &memory_at(at)), Some(0));
+}
+
+fn memory_at(at: u64) -> Vec<u8> {
+    longs(&[0, at << 30, MIB, at << 30, 0])
 }
 
 /// Has a queue take reads in.
@@ -99,11 +109,12 @@ fn beside_a_limited(io: &IoThread) -> (Machine, Export, Arc<Disk>) {
 }
 
 #[test]
-fn what_one_unit_owes_holds_up_no_other_when_memory_is_plugged_in_or_the_guest_stops_and_goes_on() {
+fn what_one_unit_owes_holds_up_no_other_when_memory_is_unplugged_or_the_guest_stops_and_goes_on() {
     let io = IoThread::start();
-    let interrupts: [fn(&mut Machine); 2] = [|machine| plug_memory(machine, 1), stop_and_go_on];
+    let interrupts: [fn(&mut Machine); 2] = [|machine| unplug_memory(machine, 1), stop_and_go_on];
     for interrupt in interrupts {
         let (mut machine, export, limited) = beside_a_limited(&io);
+        plug_memory(&mut machine, 1);
         read(&mut machine, &export, LATE);
         interrupt(&mut machine);
         reap(&mut machine);
@@ -111,6 +122,21 @@ fn what_one_unit_owes_holds_up_no_other_when_memory_is_plugged_in_or_the_guest_s
         assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
         assert_eq!(ask(&mut machine, QUERY_TASK), 0);
     }
+}
+
+#[test]
+fn memory_that_is_plugged_in_lets_nothing_go_past_limits() {
+    let io = IoThread::start();
+    let (mut machine, export, limited) = beside_a_limited(&io);
+    read(&mut machine, &export, LATE);
+    for at in 1..=5 {
+        plug_memory(&mut machine, at);
+    }
+    assert_eq!(limited.limits_debt(), Debt::default());
+    assert!(export.stats().in_flight > 0);
+    limited.set_throttle_group(None);
+    io.0.call(|target| target.backend().restart_throttled()).unwrap();
+    reap(&mut machine);
 }
 
 #[test]
@@ -148,11 +174,9 @@ fn a_disk_is_left_to_others_when_rings_are_disabled_that_wait_to_start() {
     let io = IoThread::start();
     let (mut machine, export) = started_with(&io, limited(), Layout::Split);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
-    let mut at = 0;
-    interrupt_until_rings_wait(&mut machine, &export, FIRST, |machine| {
-        at += 1;
-        plug_memory(machine, at);
-    });
+    let mut plugged = 1..5;
+    plugged.clone().for_each(|at| plug_memory(&mut machine, at));
+    interrupt_until_rings_wait(&mut machine, &export, FIRST, |machine| unplug_memory(machine, plugged.next().unwrap()));
     for queue in QUEUES {
         assert!(export.has_active_disks(), "one is to run as soon as it may");
         assert_eq!(machine.peer.order(SET_VRING_ENABLE, &words(&[queue, 0])), Some(0));
