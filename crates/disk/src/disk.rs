@@ -27,7 +27,7 @@ use crate::options::{Aio, Discard, Options};
 use crate::remote::RemoteDisk;
 use crate::request::Op;
 use crate::syncs::Syncs;
-use crate::throttle::{Direction, Throttle, ThrottleGroup};
+use crate::throttle::{Debt, Direction, Throttle, ThrottleGroup};
 pub use predecessor::Loss;
 use predecessor::Predecessor;
 
@@ -228,10 +228,10 @@ impl Disk {
         self.throttle.group()
     }
 
-    /// Whether a drain has let requests go that its limits have no room for yet. Who may have one drained as often as they
-    /// like, as clients may, are to begin nothing new before that is over.
-    pub fn owes_its_limits(&self) -> bool {
-        self.throttle.owes(clock::now())
+    /// What drains have let go past its limits, since it is in its [group](Self::throttle_group). Who may have it drained as
+    /// often as they like, as clients may, are not to begin anew again and again before that has been made up for.
+    pub fn limits_debt(&self) -> Debt {
+        self.throttle.debt(clock::now())
     }
 
     /// Limits what guests do with it from here on, or no longer does. Requests that wait under other limits go as soon

@@ -303,7 +303,7 @@ impl EngineSet {
     }
 
     /// Throttled requests of a slot start at the next submit, and so does what is pushed from here on: the slot is being
-    /// drained, and limits must not hold that up. What they have no room for the disk [owes](Disk::owes_its_limits).
+    /// drained, and limits must not hold that up. What they have no room for the disk [owes](Disk::limits_debt).
     pub fn disable_limits(&mut self, slot: DiskSlot) {
         let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return };
         if attached.throttled.disable_limits() {

@@ -75,7 +75,7 @@ pub use options::{Aio, DebugEvent, DetectZeroes, Discard, Driver, IoType, Lockin
 pub use remote::{Remote, RemoteDisk, Shape};
 pub use request::{Completion, Ended, FailedRequest, Op, Request, RequestToken};
 pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
-pub use throttle::{LARGEST_LIMIT, Limit, Limits, LimitsError, Rates, ThrottleGroup};
+pub use throttle::{Debt, LARGEST_LIMIT, Limit, Limits, LimitsError, Rates, ThrottleGroup};
 
 #[cfg(test)]
 pub(crate) mod tests;

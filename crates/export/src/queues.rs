@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::{io, mem};
 
-use egret_disk::{Active, Disk, OpenError};
+use egret_disk::{Active, Debt, Disk, OpenError};
 use egret_event_loop::{Leaving, LoopHandle, SourceId};
 use egret_virtio::{Device, DiskKey};
 use egret_vring::memory::{GuestMemory, MemoryRules};
@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     pub(crate) stopped: Condvar,
     /// What each queue counts, whether it runs or not.
     counters: Vec<Arc<QueueCounters>>,
-    /// A client has left, and what it asked for has not ended yet; or its rings are to run, and wait for what is owed to limits.
+    /// A client has left, and what it asked for has not ended yet; or rings of its are to run, and wait for what is owed to limits.
     draining: AtomicBool,
     /// The client has not read the configuration space since a disk had another length, or never: it may have a copy from an
     /// earlier connection.
@@ -69,6 +69,15 @@ pub(crate) struct Queues {
     /// Those that stay active though none runs, because they could not be written out: who has one next would not find what
     /// was written.
     pub(crate) unwritten: Vec<(DiskKey, Active)>,
+    /// What each queue has let go past limits, whichever client had it.
+    drains: Vec<Drains>,
+}
+
+/// Of a queue's drains that have let go what limits had no room for: how much its disks had owed by then, ever.
+#[derive(Clone, Copy, Default)]
+struct Drains {
+    last: u64,
+    before: u64,
 }
 
 /// Whether a client is there, and whether one may come.
@@ -110,6 +119,13 @@ impl Queues {
     /// The device's disks, with their keys.
     pub(crate) fn disks_by_key(&self) -> impl Iterator<Item = (DiskKey, &Arc<Disk>)> {
         (0..).map(DiskKey).zip(&self.disks).filter_map(|(key, disk)| Some((key, disk.as_ref()?)))
+    }
+
+    /// What drains have let go past the disks' limits, all together.
+    fn limits_debt(&self) -> Debt {
+        self.disks_by_key()
+            .map(|(_, disk)| disk.limits_debt())
+            .fold(Debt::default(), |sum, debt| Debt { owed: sum.owed + debt.owed, made_up: sum.made_up + debt.made_up })
     }
 
     pub(crate) fn has_running(&self) -> bool {
@@ -172,6 +188,7 @@ impl Shared {
             disks,
             active: None,
             unwritten: Vec::new(),
+            drains: vec![Drains::default(); count],
         };
         Self {
             id: id.to_owned(),
@@ -274,9 +291,28 @@ impl Shared {
         }
     }
 
-    /// Whether a drain has let go what the limits of one of the disks have no room for yet.
-    pub(crate) fn owes_limits(&self) -> bool {
-        lock(&self.queues).disks_by_key().any(|(_, disk)| disk.owes_its_limits())
+    /// What drains have let go past limits, ever, for [`note_drain`](Self::note_drain).
+    pub(crate) fn let_go(&self) -> u64 {
+        let Debt { owed, made_up } = lock(&self.queues).limits_debt();
+        owed + made_up
+    }
+
+    /// Some queues have been drained, before which as much had been [let go](Self::let_go).
+    pub(crate) fn note_drain(&self, drained: &[usize], let_go_before: u64) {
+        let let_go = self.let_go();
+        if let_go > let_go_before {
+            let drains = &mut lock(&self.queues).drains;
+            drained.iter().for_each(|&queue| drains[queue] = Drains { last: let_go, before: drains[queue].last });
+        }
+    }
+
+    /// Whether a queue may not be started: what its drains let go past limits has not been made up for. The last one's does
+    /// not count: who stops and starts once is not to wait, because others of its disks owe nothing.
+    pub(crate) fn owes_limits(&self, queue: usize) -> bool {
+        let queues = lock(&self.queues);
+        let Debt { owed, made_up } = queues.limits_debt();
+        // Where nothing is owed a disk may be gone, and what it had made up for.
+        owed > 0 && made_up < queues.drains[queue].before
     }
 
     /// Waits until every queue that runs has been dispatched since it was started.

@@ -92,7 +92,7 @@ pub(crate) struct Session<'a> {
     /// Where the client has what is written to its memory noted, while it has LOG_ALL, and what is signalled then.
     log: Option<Arc<DirtyLog>>,
     log_fd: Option<Arc<PeerFd>>,
-    /// Rings are to run as soon as nothing is owed to the disks' limits.
+    /// Rings are to run as soon as less is owed to the disks' limits.
     awaits_limits: bool,
     transfer: Transfer,
     features: u64,
@@ -166,16 +166,12 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Starts the rings that are to run as soon as nothing is owed to their disks' limits; whoever sends a message meanwhile
+    /// Starts the rings that are to run as soon as they need not wait for limits any more; whoever sends a message meanwhile
     /// does not wait for that.
     fn await_limits(&mut self) -> Result<(), ProtocolError> {
         while mem::take(&mut self.awaits_limits) {
-            if self.shared.owes_limits() {
-                // Unless they have been stopped meanwhile.
-                self.awaits_limits = self.vrings.iter().any(|vring| vring.due() == Due::Start);
-            } else {
-                self.update_vrings()?;
-            }
+            // Unless they have been stopped meanwhile.
+            self.update_vrings()?;
             self.shared.set_draining(self.awaits_limits);
             if self.awaits_limits && self.connection.await_input(LOOK_AGAIN)? {
                 break;
@@ -237,6 +233,8 @@ impl<'a> Session<'a> {
             Request::SetVringEnable(index, enabled) => {
                 self.vring(index)?.set_enabled(enabled);
                 self.update_vring(index as usize)?;
+                // One that was to run and did not has nothing to stop.
+                self.settle();
             }
             Request::SetBackendReqFd(fd) => self.shared.set_channel(Some(fd.into_channel()?)),
             Request::SetConfig { offset, bytes } => self.write_config(offset, &bytes)?,
@@ -301,7 +299,7 @@ impl<'a> Session<'a> {
         let before = self.vring(index)?.log();
         self.describe(index, |vring| vring.set_addresses(at, log))?;
         if before != log {
-            self.update_log(index as usize)?;
+            self.update_memory(index as usize)?;
         }
         self.update_vring(index as usize)
     }
@@ -391,7 +389,8 @@ impl<'a> Session<'a> {
         }
         match Inflight::map(fd, at.offset, at.size, config) {
             Ok(inflight) => {
-                if let Some(choices) = inflight.choices() {
+                // QEMU hands its record over at every start.
+                if let Some(choices) = inflight.choices().filter(|_| !self.device.has_noted(&inflight)) {
                     self.device.choose(choices);
                 }
                 self.device.note_choices(&inflight);
@@ -418,9 +417,7 @@ impl<'a> Session<'a> {
     /// Starts or stops a queue if that is due now, and with a request queue the others that waited for it.
     fn update_vring(&mut self, index: usize) -> Result<(), ProtocolError> {
         match self.vrings[index].due() {
-            // A client may stop and start its rings as often as it likes, and each drain lets everything go that waits for
-            // limits. With functions, too, which would not find commands that are in no ring that runs.
-            Due::Start if self.shared.owes_limits() => {
+            Due::Start if self.owes_limits(index) => {
                 self.awaits_limits = true;
                 self.shared.set_draining(true);
                 return Ok(());
@@ -433,6 +430,15 @@ impl<'a> Session<'a> {
             diskless if index >= diskless => (0..diskless).try_for_each(|waiting| self.update_vring(waiting)),
             _ => Ok(()),
         }
+    }
+
+    /// Whether a queue has to wait for limits. A client may stop and start its rings as often as it likes, and each drain lets
+    /// everything go that waits for them. Functions wait for all queues of commands: they would not find those that are in no
+    /// ring that runs.
+    fn owes_limits(&self, index: usize) -> bool {
+        let diskless = usize::from(self.device.diskless_queues());
+        let queues = if index < diskless { diskless..self.vrings.len() } else { index..index + 1 };
+        { queues }.any(|queue| !self.vrings[queue].is_running() && self.shared.owes_limits(queue))
     }
 
     /// Whether a queue without disks has to wait for request queues. If the record has chains of it in flight, these may be
@@ -517,12 +523,14 @@ impl<'a> Session<'a> {
 
     /// Stops some queues: all drain side by side.
     fn stop_queues(&mut self, which: Range<usize>, leave: Leave) {
+        let let_go = self.shared.let_go();
         let mut draining: Vec<(usize, Leaving<Worker>)> = Vec::new();
         for index in which {
             if self.vrings[index].pause() {
                 draining.push((index, self.shared.stop(index, leave)));
             }
         }
+        let drained: Vec<usize> = draining.iter().map(|(index, _)| *index).collect();
         // Those with functions come last: functions wait for the other queues, where a move that failed has left some whose
         // workers have to be dropped first.
         for (index, leaving) in draining.into_iter().rev() {
@@ -531,6 +539,7 @@ impl<'a> Session<'a> {
             let Some((config, fds)) = worker else { continue };
             self.vrings[index].come_to_rest(config.base, fds);
         }
+        self.shared.note_drain(&drained, let_go);
         self.settle();
     }
 
@@ -549,7 +558,7 @@ impl<'a> Session<'a> {
         self.stop_all();
         self.device.reset();
         self.inflight = None;
-        self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
+        self.vrings.iter_mut().for_each(Vring::reset);
         self.settle();
     }
 
@@ -568,8 +577,27 @@ impl<'a> Session<'a> {
         self.change_memory(memory)
     }
 
+    /// Nobody waits for what is in flight: what that points into stays where it is.
     fn add_memory(&mut self, at: RegionAt, fd: PeerFd) -> Result<(), ProtocolError> {
-        self.change_memory(with(&self.memory, at, fd)?)
+        let more = with(&self.memory, at, fd)?;
+        // A map that is pinned is so until its queues stop.
+        if more.may_be_pinned() { self.change_memory(more) } else { self.extend_memory(more) }
+    }
+
+    /// Has all queues go on in a map that has what there is and more, with their chains in flight.
+    fn extend_memory(&mut self, memory: GuestMemory) -> Result<(), ProtocolError> {
+        // Kept until the queues have let go of it, so that none of them is the last to do so.
+        let _before = mem::replace(&mut self.memory, Arc::new(memory));
+        (0..self.vrings.len()).try_for_each(|index| self.update_memory(index))
+    }
+
+    /// Has a queue go on in the memory that there is, and log what is to be logged of it.
+    fn update_memory(&mut self, index: usize) -> Result<(), ProtocolError> {
+        if self.vrings[index].is_running() {
+            let (memory, used, signal) = (Arc::clone(&self.memory), self.used_log(index)?, self.log_signal());
+            drop(self.shared.change(index, move |worker| worker.extend_memory(&memory, used, signal)));
+        }
+        Ok(())
     }
 
     fn remove_memory(&mut self, at: RegionAt) -> Result<(), ProtocolError> {

@@ -125,13 +125,20 @@ impl Vring {
         Ok(())
     }
 
-    /// GET_VRING_BASE, of a ring that does not run: its descriptors are forgotten, and what else was said of it is not.
+    /// GET_VRING_BASE, of a ring that does not run: its kick and call descriptors are forgotten, and what else was said of it is
+    /// not. The error descriptor is among that: QEMU hands it over when it connects, and not when the ring starts again.
     pub(crate) fn stop(&mut self) -> Result<(), Runs> {
         let this = self.at_rest()?;
-        this.fds = VringFds::default();
+        this.fds = this.fds.take_err();
         this.state = State::Stopped;
         this.has_run_since_start = false;
         Ok(())
+    }
+
+    /// RESET_DEVICE, of a ring that does not run: nothing is known of it any more but its error descriptor, as when it is
+    /// [stopped](Self::stop).
+    pub(crate) fn reset(&mut self) {
+        *self = Self { fds: self.fds.take_err(), ..Self::default() };
     }
 
     /// SET_VRING_ENABLE.

@@ -58,6 +58,11 @@ impl VringFds {
     pub(crate) fn set_err(&mut self, fd: Option<PeerFd>) -> Option<PeerFd> {
         mem::replace(&mut self.err, fd)
     }
+
+    /// Of all that there is the one that is signalled when the queue breaks.
+    pub(crate) fn take_err(&mut self) -> Self {
+        Self { err: self.err.take(), ..Self::default() }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -299,15 +304,16 @@ impl QueueWorker {
         self.stopped.leaving = Some(leave);
     }
 
-    /// Has the queue log elsewhere what is written, as [`Queue::set_log`] does, and signal that. Returns what was signalled.
+    /// Has the queue go on in another map, as [`Queue::extend_memory`] does, and signal what is logged. Returns what was
+    /// signalled.
     #[must_use]
-    pub(crate) fn set_log(
+    pub(crate) fn extend_memory(
         &mut self,
         memory: &Arc<GuestMemory>,
         used: Option<u64>,
         signal: Option<Arc<PeerFd>>,
     ) -> Option<Arc<PeerFd>> {
-        self.queue.set_log(memory, used);
+        self.queue.extend_memory(memory, used);
         mem::replace(&mut self.fds.log, signal)
     }
 

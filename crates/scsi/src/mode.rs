@@ -90,7 +90,7 @@ impl LogicalUnit {
         if self.write_cache() && !after.write_cache {
             state.turned_off += 1;
         }
-        self.set_write_cache(after.write_cache);
+        self.set_write_cache(&state, after.write_cache);
         self.set_write_protect(after.protect);
         if self.told(&state) != before {
             state.attend(Attention::ModeChanged, Some(task.nexus.id()));
@@ -112,6 +112,7 @@ impl LogicalUnit {
         let mut state = self.state();
         let before = self.told(&state);
         state.flushed = state.flushed.max(turned_off);
+        self.set_write_cache(&state, self.write_cache());
         if self.told(&state) != before {
             state.attend(Attention::ModeChanged, Some(by));
         }

@@ -19,6 +19,8 @@ pub struct LogicalUnit {
     blocks: AtomicU64,
     /// Whether writes may stay in a cache (WCE).
     write_cache: AtomicBool,
+    /// Whether initiators are told so.
+    reports_write_cache: AtomicBool,
     /// Whether an initiator has all writes refused (SWP).
     write_protect: AtomicBool,
     /// As `state`, shared with one that takes its place.
@@ -79,6 +81,7 @@ impl LogicalUnit {
         Ok(Self {
             blocks: AtomicU64::new(config.capacity_bytes / u64::from(config.logical_block_bytes)),
             write_cache: AtomicBool::new(config.write_cache),
+            reports_write_cache: AtomicBool::new(config.write_cache),
             write_protect: AtomicBool::new(false),
             fence: Arc::default(),
             state: Arc::new(Mutex::new(State {
@@ -169,7 +172,7 @@ impl LogicalUnit {
         self.reset();
         let mut state = self.state();
         state.flushed = state.turned_off;
-        self.set_write_cache(self.config.write_cache);
+        self.set_write_cache(&state, self.config.write_cache);
         drop(state);
         self.set_capacity(bytes);
     }
@@ -220,13 +223,29 @@ impl LogicalUnit {
         self.write_cache.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn set_write_cache(&self, on: bool) {
+    /// Whether initiators are told that there is a write cache, which they are as long as something may be in it.
+    #[inline]
+    pub fn reports_write_cache(&self) -> bool {
+        self.reports_write_cache.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_write_cache(&self, state: &State, on: bool) {
         self.write_cache.store(on, Ordering::SeqCst);
+        self.reports_write_cache.store(self.told(state).write_cache, Ordering::Relaxed);
     }
 
     /// As [`restore`](Self::restore) does where the cache was off and nothing else is known.
     pub fn go_on_without_cache(&self, id: NexusId) {
         self.turn_cache_off(&mut self.state(), id);
+    }
+
+    /// Goes on without a write cache, though there may be something in it: before anybody is told, somebody has to flush.
+    pub fn go_on_with_stable_writes(&self) {
+        let mut state = self.state();
+        if self.write_cache() {
+            state.turned_off += 1;
+            self.set_write_cache(&state, false);
+        }
     }
 
     /// Goes on without a write cache for a nexus that has been without one elsewhere, and so has nothing in it. Of others that
@@ -238,7 +257,7 @@ impl LogicalUnit {
             if state.is_only(id) {
                 state.flushed = state.turned_off;
             }
-            self.set_write_cache(false);
+            self.set_write_cache(state, false);
         }
     }
 

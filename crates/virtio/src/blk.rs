@@ -119,6 +119,11 @@ impl Blk {
         self.write_through.store(write_through, Ordering::Relaxed);
     }
 
+    /// The cache mode, as the byte that the driver writes.
+    fn choices(&self) -> u8 {
+        self.writeback.load(Ordering::Relaxed).into()
+    }
+
     fn set_writeback(&self, writeback: u8) {
         self.writeback.store(writeback != 0, Ordering::Relaxed);
         self.settle();
@@ -209,11 +214,6 @@ impl Device for Blk {
 
     fn tells_size(&self) -> bool {
         true
-    }
-
-    /// The cache mode, as the byte that the driver writes.
-    fn choices(&self) -> u8 {
-        self.writeback.load(Ordering::Relaxed).into()
     }
 
     fn choose(&self, writeback: u8) {

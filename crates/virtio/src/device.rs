@@ -77,11 +77,14 @@ pub trait Device: Send + Sync {
         false
     }
 
-    /// What the driver has chosen about write caches, for [`choose`](Self::choose).
-    fn choices(&self) -> u8;
-
-    /// Makes the choices that a driver has made with another device in this one's place.
+    /// Makes the choices about write caches that a driver has made with another device in this one's place.
     fn choose(&self, choices: u8);
+
+    /// Whether the record's choices were noted by this device, which goes by what its driver chose even after a
+    /// [reset](Self::reset): then there is nothing to [`choose`](Self::choose).
+    fn has_noted(&self, _record: &Inflight) -> bool {
+        false
+    }
 
     /// Notes in the record what the driver has chosen, and what it goes on to choose by requests, until a
     /// [reset](Self::reset).

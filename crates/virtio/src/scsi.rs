@@ -29,7 +29,8 @@ mod state;
 mod tasks;
 mod waiting;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use egret_scsi::{Attention, LogicalUnit, NexusId};
@@ -91,6 +92,8 @@ pub struct Scsi {
     inboxes: Mutex<Vec<Arc<Inbox>>>,
     /// Where it is noted that a unit has no write cache, while there is a record. Taken before `luns`.
     record: Mutex<Option<Inflight>>,
+    /// By which it knows a record that it has noted its choices in, and no other device does, whichever process it is in.
+    name: u64,
 }
 
 /// The choice that a record keeps: that some unit has no write cache.
@@ -98,6 +101,10 @@ pub struct Scsi {
 /// One bit for all units is enough, because whoever restores it turns the cache off in each of them: a guest that flushes
 /// although it need not loses nothing.
 const CACHE_OFF: u8 = 1;
+
+/// Beside it: some unit reports one. A guest that has written to it has to go on to flush, which it does as long as it is told of
+/// a cache.
+const CACHE_ON: u8 = 2;
 
 #[derive(Debug, Default)]
 struct Luns {
@@ -125,6 +132,8 @@ impl Scsi {
             events: Events::default(),
             inboxes: Mutex::new((0..config.num_queues).map(|_| Arc::default()).collect()),
             record: Mutex::default(),
+            // Of nothing, but with keys that are drawn by lot.
+            name: RandomState::new().build_hasher().finish(),
             config,
         }))
     }
@@ -150,8 +159,7 @@ impl Scsi {
         }
         let key = luns.keys.iter().position(|weak| weak.strong_count() == 0).unwrap_or(luns.keys.len());
         let (nexus, blocks) = (unit.attach(self.nexus), AtomicU64::new(unit.blocks()));
-        let lun =
-            Arc::new(Lun { address, disk: DiskKey(key as u32), unit, nexus, blocks, is_noted: AtomicBool::new(false) });
+        let lun = Arc::new(Lun { address, disk: DiskKey(key as u32), unit, nexus, blocks, noted: AtomicU8::new(0) });
         if key == luns.keys.len() {
             luns.keys.push(Weak::new());
         }
@@ -232,7 +240,7 @@ impl Scsi {
     /// that knows of none flushes no more, and does not look again when another daemon is there.
     #[inline]
     fn note_cache(&self, lun: &Lun) {
-        if lun.is_noted.load(Ordering::Relaxed) == lun.unit.write_cache() {
+        if lun.noted.load(Ordering::Relaxed) != lun.cache() {
             self.note(&self.record());
         }
     }
@@ -242,9 +250,9 @@ impl Scsi {
     fn note(&self, record: &Option<Inflight>) {
         let mut choices = 0;
         for lun in self.luns().table.all() {
-            let is_off = !lun.unit.write_cache();
-            lun.is_noted.store(is_off, Ordering::Relaxed);
-            choices |= if is_off { CACHE_OFF } else { 0 };
+            let cache = lun.cache();
+            lun.noted.store(cache, Ordering::Relaxed);
+            choices |= cache;
         }
         if let Some(record) = record {
             record.set_choices(choices);
@@ -356,19 +364,26 @@ impl Device for Scsi {
     }
 
     /// Whether some unit has no write cache, which the driver chooses by MODE SELECT.
-    fn choices(&self) -> u8 {
-        let is_off = self.luns().table.all().iter().any(|lun| !lun.unit.write_cache());
-        if is_off { CACHE_OFF } else { 0 }
+    fn choose(&self, choices: u8) {
+        if choices & CACHE_OFF == 0 {
+            return;
+        }
+        for lun in self.luns().table.all() {
+            if choices & CACHE_ON == 0 {
+                lun.unit.go_on_without_cache(self.nexus);
+            } else {
+                lun.unit.go_on_with_stable_writes();
+            }
+        }
     }
 
-    fn choose(&self, choices: u8) {
-        if choices & CACHE_OFF != 0 {
-            self.luns().table.all().iter().for_each(|lun| lun.unit.go_on_without_cache(self.nexus));
-        }
+    fn has_noted(&self, record: &Inflight) -> bool {
+        record.keeper() == Some(self.name)
     }
 
     fn note_choices(&self, inflight: &Inflight) {
         let mut record = self.record();
+        inflight.set_keeper(self.name);
         *record = Some(inflight.clone());
         self.note(&record);
     }

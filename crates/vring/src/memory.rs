@@ -355,6 +355,11 @@ impl GuestMemory {
             && self.mappings.iter().zip(&other.mappings).all(|(one, other)| Arc::ptr_eq(one, other))
     }
 
+    /// Whether what `other` holds this holds, too, in the same mappings, whatever else it has.
+    pub fn includes(&self, other: &Self) -> bool {
+        other.mappings.iter().all(|mapping| self.mappings.iter().any(|own| Arc::ptr_eq(own, mapping)))
+    }
+
     /// Where it is noted what was written.
     pub fn log(&self) -> Option<&Arc<DirtyLog>> {
         self.log.as_ref()

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use egret_event_loop::Nanos;
 
 use super::limits::Limits;
-use super::schedule::{DiskId, Schedule};
+use super::schedule::{Debt, DiskId, Schedule};
 
 /// Disks that share limits, on however many I/O threads they are.
 pub struct ThrottleGroup {
@@ -80,9 +80,10 @@ impl Throttle {
         self.lock().1.as_ref().map(|member| Arc::clone(&member.group))
     }
 
-    /// Whether the disk has begun what the limits have no room for yet.
-    pub(crate) fn owes(&self, now: Nanos) -> bool {
-        self.version() != 0 && self.member().is_some_and(|(member, _)| member.group.lock().owes(member.disk, now))
+    /// What the disk has begun without its turn, in its present group.
+    pub(crate) fn debt(&self, now: Nanos) -> Debt {
+        let member = if self.version() == 0 { None } else { self.member() };
+        member.map(|(member, _)| member.group.lock().debt(member.disk, now)).unwrap_or_default()
     }
 
     /// Limits the disk from here on; a group that it is in already keeps it as it is.

@@ -17,7 +17,7 @@
 //! loop looks, because a grant to another only fills the buckets. After a change of limits the loops have to look again.
 //!
 //! A drain waits for no limit, as with QEMU (`throttle_group_restart_tgm`). What it lets go its disk owes: it has its turns later,
-//! in which nothing begins. Who drains a disk for a client begins nothing new for that one before.
+//! in which nothing begins. Who drains a disk for a client again begins nothing new for that one before.
 
 mod buckets;
 mod group;
@@ -30,4 +30,5 @@ pub(crate) use buckets::Direction;
 pub(crate) use group::Throttle;
 pub use group::ThrottleGroup;
 pub use limits::{LARGEST_LIMIT, Limit, Limits, LimitsError, Rates};
+pub use schedule::Debt;
 pub(crate) use slot::ThrottledSlot;

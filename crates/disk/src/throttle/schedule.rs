@@ -10,6 +10,7 @@
 //! in the long run.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::mem;
 use std::ops::Bound;
 
 use egret_event_loop::Nanos;
@@ -39,8 +40,16 @@ struct Ticket {
 struct Tickets {
     /// The oldest first.
     of: ByDirection<VecDeque<Ticket>>,
-    /// How many of them are for requests that have begun.
-    owed: usize,
+    debt: Debt,
+}
+
+/// How many requests of a disk drains have let go that its limits had no room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Debt {
+    /// Those that they have no room for yet.
+    pub owed: u64,
+    /// Those that they have had room for since.
+    pub made_up: u64,
 }
 
 /// The order in which the requests of a group begin. Time is passed in and nothing waits here.
@@ -79,7 +88,7 @@ impl Schedule {
         self.buckets = Buckets::new(&limits);
         for disk in self.disks.values_mut() {
             disk.of.iter_mut().for_each(|tickets| tickets.retain(|ticket| self.granted.contains_key(&ticket.queue)));
-            disk.owed = 0;
+            disk.debt.made_up += mem::take(&mut disk.debt.owed);
         }
     }
 
@@ -115,14 +124,14 @@ impl Schedule {
     pub(super) fn close(&mut self, disk: DiskId, queue: QueueId) {
         self.granted.remove(&queue);
         if let Some(disk) = self.disks.get_mut(&disk) {
-            disk.owed += disk.of.iter().flatten().filter(|ticket| ticket.queue == queue).count();
+            disk.debt.owed += disk.of.iter().flatten().filter(|ticket| ticket.queue == queue).count() as u64;
         }
     }
 
-    /// Whether requests of a disk have begun whose turn is yet to come.
-    pub(super) fn owes(&mut self, disk: DiskId, now: Nanos) -> bool {
+    /// What a disk owes: requests have begun whose turn is yet to come.
+    pub(super) fn debt(&mut self, disk: DiskId, now: Nanos) -> Debt {
         self.pay(now);
-        self.disks.get(&disk).is_some_and(|disk| disk.owed > 0)
+        self.disks.get(&disk).map(|disk| disk.debt).unwrap_or_default()
     }
 
     /// A request waits from here on.
@@ -136,7 +145,7 @@ impl Schedule {
     /// for that, and it is to take no more time than what somebody waits for. To be called before more asks, which would
     /// have turns otherwise from before it came.
     pub(super) fn pay(&mut self, now: Nanos) {
-        while self.disks.values().any(|disk| disk.owed > 0)
+        while self.disks.values().any(|disk| disk.debt.owed > 0)
             && let Some(at) = self.next_turn()
             && at <= now
         {
@@ -163,12 +172,15 @@ impl Schedule {
             let Some((direction, disk)) = next else { return };
             self.last[direction as usize] = disk;
             self.last_direction = direction;
-            let Some(Tickets { of, owed }) = self.disks.get_mut(&disk) else { return };
+            let Some(Tickets { of, debt }) = self.disks.get_mut(&disk) else { return };
             let Some(Ticket { queue, bytes }) = of[direction as usize].pop_front() else { return };
             self.buckets.account(direction, bytes);
             match self.granted.get_mut(&queue) {
                 Some(granted) => granted[direction as usize] += 1,
-                None => *owed -= 1,
+                None => {
+                    debt.owed -= 1;
+                    debt.made_up += 1;
+                }
             }
         }
     }

@@ -32,18 +32,7 @@ impl Session<'_> {
         if log.is_none() && self.memory.log().is_none() {
             return Ok(());
         }
-        // Kept until the queues have let go of it, so that none of them is the last to do so.
-        let before = Arc::clone(&self.memory);
-        self.memory = Arc::new(before.logging(log));
-        (0..self.vrings.len()).try_for_each(|index| self.update_log(index))
-    }
-
-    pub(super) fn update_log(&mut self, index: usize) -> Result<(), ProtocolError> {
-        if self.vrings[index].is_running() {
-            let (memory, used, signal) = (Arc::clone(&self.memory), self.used_log(index)?, self.log_signal());
-            drop(self.shared.change(index, move |worker| worker.set_log(&memory, used, signal)));
-        }
-        Ok(())
+        self.extend_memory(self.memory.logging(log))
     }
 
     /// By which address a queue's used ring is logged, if it is to be; and whether the log has room for that and for all of

@@ -1,17 +1,19 @@
 //! Queues that move to other loops, and disks that are exchanged, under commands in flight.
 
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread;
 
 use egret_disk::{Aio, Disk, Driver, Options};
 use egret_event_loop::{Nanos, clock};
 use egret_export::{DiskSwap, Export, ExportError, Pause, reopen};
+use egret_vring::memory::Region;
 use egret_vring::ring::Piece;
 
 use crate::gate::Gate;
 use crate::machine::*;
-use crate::peer::{GET_VRING_BASE, IoThread, SET_VRING_CALL, SET_VRING_KICK, await_that, longs, words};
+use crate::peer::{ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, await_that, longs, words};
 
 /// A pause is a part of the time that a change took, and the drain a part of that.
 fn assert_sound(pause: Pause, begun: Nanos) {
@@ -54,16 +56,45 @@ fn move_queues(loops: &[IoThread; 3], layout: Layout) {
     };
     assert_eq!(base, Some(words(&[REQUESTS, expected])));
     export.run_on(&[loops[2].0.clone()]).unwrap();
-    let ring = &machine.rings[REQUESTS as usize];
-    // The kick starts it: what it has done by then nobody would be told of.
-    machine.peer.say(SET_VRING_CALL, 0, &longs(&[REQUESTS.into()]), &[ring.call.as_fd()]);
-    machine.peer.say(SET_VRING_KICK, 0, &longs(&[REQUESTS.into()]), &[ring.kick.as_fd()]);
+    machine.start_ring_again(REQUESTS);
     assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
 }
 
 /// The place in a packed ring after so many descriptors: its slot, and the wrap counter in bit 15.
 fn place_after(descriptors: u32, size: u32) -> u32 {
     (descriptors % size) | if (descriptors / size).is_multiple_of(2) { 0x8000 } else { 0 }
+}
+
+#[test]
+fn memory_that_is_plugged_in_is_there_while_what_is_in_flight_goes_on() {
+    const PLUGGED: u64 = 1 << 30;
+    for layout in [Layout::Split, Layout::Packed] {
+        let (io, gate) = (IoThread::start(), Gate::new());
+        let (mut machine, _export) = started_with(&io, gate.disk(), layout);
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+        machine.send(FIRST, &READ, 4096);
+        gate.await_kept(1);
+        let plugged = Region::anonymous(PLUGGED, 4096).unwrap();
+        let row = longs(&[0, PLUGGED, plugged.size, PLUGGED, 0]);
+        machine.peer.say(ADD_MEM_REG, NEED_REPLY, &row, &[plugged.file.as_fd()]);
+        assert_eq!(machine.peer.hear(), Some(longs(&[0])));
+        assert!(!machine.rings[REQUESTS as usize].driver.has_used());
+        // INQUIRY, into what was plugged in.
+        let mut header = [0; 51];
+        (header[0], header[2], header[8], header[19], header[23]) = (1, 0x40, 1, 0x12, 36);
+        assert!(machine.memory.write(DATA + 0x5000, &header));
+        let writable = [Piece { addr: DATA + 0x5800, len: 108 }, Piece { addr: PLUGGED, len: 36 }];
+        machine.offer(REQUESTS, &[Piece { addr: DATA + 0x5000, len: 51 }], &writable);
+        machine.reap(REQUESTS);
+        let mut data = [0; 36];
+        plugged.file.read_exact_at(&mut data, 0).unwrap();
+        assert_eq!(&data[8..14], b"EGRET ");
+        gate.open();
+        assert_eq!(machine.answer(), GOOD);
+        // And it may be taken away again.
+        assert_eq!(machine.peer.order(REM_MEM_REG, &row), Some(0));
+        assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    }
 }
 
 #[test]

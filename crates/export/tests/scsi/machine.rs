@@ -115,7 +115,10 @@ impl Machine {
             let at = MEMORY + u64::from(index) * 0x1_0000;
             let driver = ring::Driver::new(&memory, at, config).unwrap();
             let fd = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-            rings.push(Ring { driver, kick: fd(), call: fd(), err: fd() });
+            let err = fd();
+            // Once for each connection, as QEMU does.
+            peer.say(SET_VRING_ERR, 0, &longs(&[index.into()]), &[err.as_fd()]);
+            rings.push(Ring { driver, kick: fd(), call: fd(), err });
         }
         Self { peer, memory, rings }
     }
@@ -135,9 +138,16 @@ impl Machine {
         peer.say(SET_VRING_ADDR, 0, &place, &[]);
         let name = longs(&[index.into()]);
         peer.say(SET_VRING_CALL, 0, &name, &[ring.call.as_fd()]);
-        peer.say(SET_VRING_ERR, 0, &name, &[ring.err.as_fd()]);
         peer.say(SET_VRING_KICK, 0, &name, &[ring.kick.as_fd()]);
         peer.order(SET_VRING_ENABLE, &words(&[index, 1]))
+    }
+
+    /// Starts a ring that GET_VRING_BASE has stopped, where it was.
+    pub fn start_ring_again(&self, index: u32) {
+        let (name, ring) = (longs(&[index.into()]), &self.rings[index as usize]);
+        // The kick starts it: what it has done by then nobody would be told of.
+        self.peer.say(SET_VRING_CALL, 0, &name, &[ring.call.as_fd()]);
+        self.peer.say(SET_VRING_KICK, 0, &name, &[ring.kick.as_fd()]);
     }
 
     pub fn offer(&mut self, queue: u32, readable: &[Piece], writable: &[Piece]) {

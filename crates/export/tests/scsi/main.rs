@@ -1,6 +1,7 @@
 //! An export of a virtio-scsi device, whose units come, go and grow while a front-end drives its rings.
 
 mod gate;
+mod limited;
 mod live;
 mod machine;
 #[path = "../peer/mod.rs"]
@@ -15,12 +16,13 @@ use std::sync::Arc;
 
 use egret_event_loop::Nanos;
 use egret_export::ExportError;
+use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
 use egret_vring::ring::{InflightConfig, PACKED_BASE};
 
 use gate::Gate;
 use machine::*;
-use peer::{GET_VRING_BASE, IoThread, RING_PACKED, SET_INFLIGHT_FD, longs, words};
+use peer::{GET_VRING_BASE, IoThread, RESET_DEVICE, RING_PACKED, SET_INFLIGHT_FD, longs, words};
 use waiting::{await_waiting, manage_to_wait};
 
 #[test]
@@ -208,21 +210,55 @@ fn a_write_cache_that_was_turned_off_is_off_in_the_daemon_that_follows_one_that_
         assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
         (machine, export, record)
     };
-    let write_cache = |machine: &mut Machine| {
-        assert_eq!(machine.command(FIRST, &[0x1a, 8, 8, 0, 24, 0], 24), GOOD);
-        machine.read::<24>(DATA + 0x1000)[6]
-    };
     let mut line = [0; 64];
     for wanted in [0, 4] {
         let (mut machine, _export, record) = start(&line);
-        let caching = [&[0, 0, 0, 0, 8, 18, wanted][..], &[0; 17]].concat();
-        machine.send_with(FIRST, &[0x15, 0x10, 0, 0, 24, 0], &caching, 0);
-        assert_eq!(machine.answer(), GOOD);
+        select_write_cache(&mut machine, wanted);
         // As the front-end has it when the daemon is dead.
         record.file.read_exact_at(&mut line, at).unwrap();
         let (mut machine, _export, _record) = start(&line);
-        assert_eq!(write_cache(&mut machine), wanted);
+        assert_eq!(write_cache(&mut machine, FIRST), wanted);
     }
+}
+
+fn select_write_cache(machine: &mut Machine, wanted: u8) {
+    let caching = [&[0, 0, 0, 0, 8, 18, wanted][..], &[0; 17]].concat();
+    machine.send_with(FIRST, &[0x15, 0x10, 0, 0, 24, 0], &caching, 0);
+    assert_eq!(machine.answer(), GOOD);
+}
+
+fn write_cache(machine: &mut Machine, at: LunAddress) -> u8 {
+    assert_eq!(machine.command(at, &[0x1a, 8, 8, 0, 24, 0], 24), GOOD);
+    machine.read::<24>(DATA + 0x1000)[6]
+}
+
+/// As QEMU does at each `stop` and `cont`.
+#[test]
+fn a_front_end_that_stops_and_starts_with_its_record_finds_each_unit_s_write_cache_as_it_was() {
+    let io = IoThread::start();
+    let (stream, export) = listening(&io, disk(Nanos::ZERO));
+    add_late(&export, disk(Nanos::ZERO)).unwrap();
+    let mut machine = Machine::new(stream, Layout::Split);
+    let record = InflightConfig { queues: 3, queue_size: 16, packed: false };
+    let record = Region::anonymous(0, record.bytes()).unwrap();
+    let hand_over = |machine: &mut Machine| {
+        machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
+    };
+    hand_over(&mut machine);
+    machine.start_rings();
+    for at in [FIRST, LATE] {
+        while machine.command(at, &TEST_UNIT_READY, 0) != GOOD {}
+    }
+    select_write_cache(&mut machine, 0);
+    for queue in [CONTROL, EVENTS, REQUESTS] {
+        assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
+    }
+    hand_over(&mut machine);
+    for queue in [CONTROL, EVENTS, REQUESTS] {
+        machine.start_ring_again(queue);
+    }
+    assert_eq!([FIRST, LATE].map(|at| write_cache(&mut machine, at)), [0, 4]);
+    assert!(export.lun(LATE).unwrap().unit.write_cache(), "and its writes are as fast");
 }
 
 #[test]
@@ -270,5 +306,30 @@ fn a_packed_ring_that_breaks_the_rules_costs_its_queue_and_nothing_else() {
         assert_eq!(export.queues()[CONTROL as usize].broken.get(), 1, "{what}");
         assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON, "{what}");
         assert_eq!(machine.command(FIRST, &READ, 4096), GOOD, "{what}");
+    }
+}
+
+#[test]
+fn a_queue_that_breaks_signals_the_descriptor_that_was_handed_over_before_it_was_stopped_or_reset() {
+    let io = IoThread::start();
+    let resets: [fn(&mut Machine); 2] = [
+        |machine| {
+            assert!(machine.peer.ask(GET_VRING_BASE, &words(&[CONTROL, 0])).is_some());
+            machine.start_ring_again(CONTROL);
+        },
+        |machine| {
+            assert_eq!(machine.peer.order(RESET_DEVICE, &[]), Some(0));
+            machine.start_rings();
+        },
+    ];
+    for reset in resets {
+        let (mut machine, export) = started(&io, Nanos::ZERO);
+        reset(&mut machine);
+        let ring = &machine.rings[CONTROL as usize];
+        // More is available than there are descriptors.
+        assert!(machine.memory.write(ring.driver.queue().avail + 2, &17u16.to_le_bytes()));
+        ring.kick();
+        await_signal(&ring.err);
+        assert_eq!(export.queues()[CONTROL as usize].broken.get(), 1);
     }
 }

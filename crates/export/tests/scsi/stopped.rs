@@ -24,8 +24,8 @@ use tracing::{Event, Metadata, Subscriber};
 use crate::gate::Gate;
 use crate::machine::*;
 use crate::peer::{
-    ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, SET_INFLIGHT_FD, SET_LOG_BASE, SET_VRING_ENABLE, await_that,
-    export_config, longs, words,
+    ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_INFLIGHT_FD, SET_LOG_BASE, SET_VRING_ENABLE,
+    await_that, export_config, longs, words,
 };
 use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads, written};
 
@@ -245,6 +245,10 @@ fn functions_about_what_a_record_keeps_hold_up_no_session_and_are_done_by_who_ha
                 std::thread::yield_now();
             }
         };
+        let more = Region::anonymous(0x100_0000, 4096).unwrap();
+        let region = longs(&[0, more.guest_addr, more.size, more.guest_addr, 0]);
+        machine.peer.say(ADD_MEM_REG, NEED_REPLY, &region, &[more.file.as_fd()]);
+        assert_eq!(machine.peer.hear(), Some(longs(&[0])));
         // The second thread does nothing until the session has told all queues to stop.
         let (go_on, may_go_on) = channel::<()>();
         io[1].0.send(move |_| assert!(may_go_on.recv().is_err()));
@@ -259,9 +263,7 @@ fn functions_about_what_a_record_keeps_hold_up_no_session_and_are_done_by_who_ha
         ring.driver.publish();
         ring.kick();
         await_in_flight(CONTROL, FUNCTIONS);
-        let more = Region::anonymous(0x100_0000, 4096).unwrap();
-        let region = longs(&[0, more.guest_addr, more.size, more.guest_addr, 0]);
-        machine.peer.say(ADD_MEM_REG, NEED_REPLY, &region, &[more.file.as_fd()]);
+        machine.peer.say(REM_MEM_REG, NEED_REPLY, &region, &[]);
         await_in_flight(last, 0);
         drop(go_on);
         machine.peer.0.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

@@ -364,16 +364,22 @@ fn other_nexuses_are_told_of_a_change_and_the_one_that_made_it_is_not() {
 
 /// Whose cache it is that may have something in it is not known of others.
 #[test]
-fn a_cache_that_one_goes_on_without_is_told_of_until_it_is_flushed_if_there_are_others() {
-    for is_shared in [false, true] {
+fn a_cache_that_one_goes_on_without_is_told_of_until_it_is_flushed_if_there_are_others_or_may_be_something_in_it() {
+    for (is_shared, may_be_filled) in [(false, false), (true, false), (false, true)] {
         let mut rig = Rig::new(config());
         let _other = is_shared.then(|| rig.other(2));
-        rig.unit.go_on_without_cache(rig.nexus.id());
+        if may_be_filled {
+            rig.unit.go_on_with_stable_writes();
+        } else {
+            rig.unit.go_on_without_cache(rig.nexus.id());
+        }
         assert!(!rig.unit.write_cache());
-        let told = rig.run(&sense_6(8, 8, 0), &[], 255).good()[6];
-        assert_eq!(told, if is_shared { 4 } else { 0 });
+        let is_told = is_shared || may_be_filled;
+        assert_eq!(rig.unit.reports_write_cache(), is_told);
+        assert_eq!(rig.run(&sense_6(8, 8, 0), &[], 255).good()[6], if is_told { 4 } else { 0 });
         select_6(&mut rig, &[&[0; 4], &write_through()]).good();
         assert_eq!(rig.run(&sense_6(8, 8, 0), &[], 255).good()[6], 0);
+        assert!(!rig.unit.reports_write_cache());
     }
 }
 

@@ -71,7 +71,7 @@ fn what_reserve_has_reserved_and_what_is_prevented_move_along() {
     from.state().reservations.reserve_unit(A).unwrap();
     from.state().preventing.push(A);
     from.set_medium(Medium::Stopped);
-    from.set_write_cache(false);
+    from.set_write_cache(&from.state(), false);
     from.set_write_protect(true);
     moved(&from, &to).unwrap();
     let state = to.state();

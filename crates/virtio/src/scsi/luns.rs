@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use egret_scsi::{LogicalUnit, Nexus};
 
-use super::Scsi;
 use super::address::{Addressed, LunAddress};
+use super::{CACHE_OFF, CACHE_ON, Scsi};
 use crate::model::DiskKey;
 
 /// A logical unit, and where it is.
@@ -24,8 +24,17 @@ pub struct Lun {
     pub(super) nexus: Arc<Nexus>,
     /// How many blocks it had when its size was last reported to the driver.
     pub(super) blocks: AtomicU64,
-    /// Whether the record has it that the unit has no write cache.
-    pub(super) is_noted: AtomicBool,
+    /// What the record has of its [cache](Self::cache), or 0 before it has any of it.
+    pub(super) noted: AtomicU8,
+}
+
+impl Lun {
+    /// What a record is to have of its write cache.
+    #[inline]
+    pub(super) fn cache(&self) -> u8 {
+        let off = if self.unit.write_cache() { 0 } else { CACHE_OFF };
+        off | if self.unit.reports_write_cache() { CACHE_ON } else { 0 }
+    }
 }
 
 /// All logical units of a device at one moment. A change makes a new one.

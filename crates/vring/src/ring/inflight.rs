@@ -7,8 +7,8 @@
 //! The stores are volatile, and so stay in their order; there is nobody to see them but who comes after a process that
 //! is dead, and then all of its stores have arrived.
 //!
-//! Behind the queues' parts a device of ours has a word of its own: what its driver has chosen, which no front-end tells
-//! the next device. Another's record ends before it.
+//! Behind the queues' parts a device of ours has two words of its own: what its driver has chosen, which no front-end tells
+//! the next device, and which device noted it. Another's record ends before them.
 //!
 //! Whoever has the record's file can write to it. What it says is checked when a queue starts; later it is only
 //! written, and read no further than to find where to write, inside the record.
@@ -28,8 +28,11 @@ const VERSION: u16 = 1;
 
 /// Each queue's part begins on a cache line, as with libvhost-user and DPDK.
 const LINE: u64 = 64;
-/// What the word behind them begins with, and nothing that is there by chance; the last byte says what it is about.
+/// What the first word behind them begins with, and nothing that is there by chance; the last byte says what it is about.
 const CHOICES: u64 = u64::from_be_bytes(*b"egretwc\0");
+/// Where the words behind them are, in bytes.
+const CHOSEN: u64 = 0;
+const KEEPER: u64 = 8;
 
 /// Why a record cannot be used.
 #[derive(Debug, Error)]
@@ -185,22 +188,40 @@ impl Inflight {
 
     /// What the driver had chosen, as the device noted it that kept the record before.
     pub fn choices(&self) -> Option<u8> {
-        // SAFETY: `word` is where a word is.
-        let word = self.word().map(|word| unsafe { word.read_volatile() })?;
+        let word = self.get_word(CHOSEN)?;
         (word & !0xff == CHOICES).then_some(word as u8)
     }
 
     /// Notes what the driver has chosen.
     pub fn set_choices(&self, choices: u8) {
-        if let Some(word) = self.word() {
-            // SAFETY: `word` is where a word is.
-            unsafe { word.write_volatile(CHOICES | u64::from(choices)) }
+        self.set_word(CHOSEN, CHOICES | u64::from(choices));
+    }
+
+    /// Which device noted the choices, by the name that it gave itself.
+    pub fn keeper(&self) -> Option<u64> {
+        self.get_word(KEEPER)
+    }
+
+    /// Says which device notes choices from here on.
+    pub fn set_keeper(&self, name: u64) {
+        self.set_word(KEEPER, name);
+    }
+
+    fn get_word(&self, at: u64) -> Option<u64> {
+        // SAFETY: there is a word.
+        self.word(at).map(|word| unsafe { word.read_volatile() })
+    }
+
+    fn set_word(&self, at: u64, value: u64) {
+        if let Some(word) = self.word(at) {
+            // SAFETY: there is a word.
+            unsafe { word.write_volatile(value) }
         }
     }
 
-    /// Where the word of choices is: mapped as long as `memory` is, and aligned as the record is, to 8.
-    fn word(&self) -> Option<*mut u64> {
-        let at = self.config.bytes_of_queues();
+    /// Where a word behind the queues' parts is: mapped as long as `memory` is, and aligned as the record is, to 8.
+    fn word(&self, at: u64) -> Option<*mut u64> {
+        let at = self.config.bytes_of_queues() + at;
         let piece = self.has_choices.then(|| self.memory.slice(at, 8))??;
         Some(piece.base().cast())
     }

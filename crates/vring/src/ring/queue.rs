@@ -263,16 +263,17 @@ impl Queue {
         buffers
     }
 
-    /// Logs what the device writes elsewhere from here on: where `memory` does, which is the queue's map otherwise. `used` is
-    /// [`QueueConfig::log`]. Chains may be in flight: what they have written is noted when they are used.
+    /// Goes on in a map that has all that the queue's has, and perhaps more regions or another log, where it notes what the
+    /// device writes from here on. `used` is [`QueueConfig::log`]. Chains may be in flight: what they point into is in either
+    /// map, and what they have written is noted when they are used.
     ///
     /// All of the ring is noted as written: by a device that was killed, say, before it could do so.
     ///
     /// # Panics
     ///
-    /// When `memory` has other regions.
-    pub fn set_log(&mut self, memory: &Arc<GuestMemory>, used: Option<u64>) {
-        assert!(memory.has_the_regions_of(&self.memory), "a queue changes maps only when it is drained");
+    /// When `memory` lacks a region that the queue's map has.
+    pub fn extend_memory(&mut self, memory: &Arc<GuestMemory>, used: Option<u64>) {
+        assert!(memory.includes(&self.memory), "a queue goes to a map without its regions only when it is drained");
         self.config.log = used;
         self.memory = Arc::clone(memory);
         either!(&mut self.ring, ring => ring.set_log(&self.config, memory));

@@ -135,7 +135,7 @@ fn a_disk_that_drains_again_and_again_has_no_more_than_its_limits_beyond_what_th
     let disk = schedule.join();
     let (mut begun, mut now) = (0, Nanos::ZERO);
     while now < Nanos(20 * 1_000_000_000) {
-        if !schedule.owes(disk, now) {
+        if schedule.debt(disk, now).owed == 0 {
             let drained = load(&mut schedule, disk, Direction::Read, 1024);
             schedule.grant(now);
             schedule.take(drained.queue);
@@ -157,9 +157,10 @@ fn nobody_but_the_disk_itself_waits_for_what_its_drain_let_go() {
     run(&mut schedule, &mut loads, 10);
     // Half of it, as beside a disk that does something.
     assert!(loads[0].begun.abs_diff(5000) <= 10, "{:?}", begun(&loads));
-    assert!(schedule.owes(drained, Nanos(10 * 1_000_000_000)));
+    assert!(schedule.debt(drained, Nanos(10 * 1_000_000_000)).owed > 0);
     // And then all that is left, of which nobody has had a part.
-    assert!(schedule.owes(drained, Nanos(14_800_000_000)) && !schedule.owes(drained, Nanos(15_000_000_000)));
+    assert!(schedule.debt(drained, Nanos(14_800_000_000)).owed > 0);
+    assert_eq!(schedule.debt(drained, Nanos(15_000_000_000)).owed, 0);
 }
 
 #[test]
@@ -174,7 +175,7 @@ fn what_is_owed_is_paid_while_nobody_looks_and_who_comes_then_has_no_turns_from_
     let late = load(&mut schedule, beside, Direction::Write, 100);
     schedule.grant(now);
     assert_eq!(schedule.take(late.queue), [0, 11]);
-    assert!(!schedule.owes(drained, now));
+    assert_eq!(schedule.debt(drained, now).owed, 0);
 }
 
 #[test]
@@ -224,9 +225,9 @@ fn new_limits_begin_with_nothing_used_up() {
     let closed = schedule.open();
     schedule.ask(disk, closed, Direction::Read, 4096);
     schedule.close(disk, closed);
-    assert!(schedule.owes(disk, Nanos::ZERO));
+    assert!(schedule.debt(disk, Nanos::ZERO).owed > 0);
     schedule.set_limits(limits(average(200)));
-    assert!(!schedule.owes(disk, Nanos::ZERO), "nor is anything owed");
+    assert_eq!(schedule.debt(disk, Nanos::ZERO), Debt { owed: 0, made_up: 1 }, "nor is anything owed");
     schedule.grant(Nanos::ZERO);
     assert_eq!(schedule.take(load.queue), [21, 0]);
     schedule.set_limits(Limits::default());

@@ -50,10 +50,14 @@ fn record() -> Inflight {
 
 /// Has the write cache be on or off.
 fn select(line: &mut Line, write_cache: bool) {
-    while line.done(FIRST, &[0], &[], &[]).status == CHECK_CONDITION {}
+    select_of(line, FIRST, write_cache);
+}
+
+fn select_of(line: &mut Line, at: LunAddress, write_cache: bool) {
+    while line.done(at, &[0], &[], &[]).status == CHECK_CONDITION {}
     line.guest.write(BUFFER, &[&[0, 0, 0, 0, 8, 18, u8::from(write_cache) << 2][..], &[0; 17]].concat());
     let cdb = [0x15, 0x10, 0, 0, 24, 0];
-    let told = match line.command(FIRST, 1, &cdb, &[piece(BUFFER, 24)], &[]).unwrap() {
+    let told = match line.command(at, 1, &cdb, &[piece(BUFFER, 24)], &[]).unwrap() {
         Next::Submit(_, flush) => line.ended(flush, Ok(())),
         Next::Complete(ended) => line.told(ended),
         Next::Wait => panic!("nobody is in the way"),
@@ -63,9 +67,39 @@ fn select(line: &mut Line, write_cache: bool) {
 
 /// The byte of the caching page that says whether there is a write cache.
 fn sensed(line: &mut Line) -> u8 {
-    while line.done(FIRST, &[0], &[], &[]).status == CHECK_CONDITION {}
-    assert_eq!(line.done(FIRST, &[0x1a, 8, 8, 0, 24, 0], &[], &[piece(BUFFER, 24)]).status, GOOD);
+    sensed_of(line, FIRST)
+}
+
+fn sensed_of(line: &mut Line, at: LunAddress) -> u8 {
+    while line.done(at, &[0], &[], &[]).status == CHECK_CONDITION {}
+    assert_eq!(line.done(at, &[0x1a, 8, 8, 0, 24, 0], &[], &[piece(BUFFER, 24)]).status, GOOD);
     line.guest.read::<24>(BUFFER)[6]
+}
+
+/// Whether a write is to be stable when it ends.
+fn is_stable(line: &mut Line, at: LunAddress) -> bool {
+    let (_, write) = line.submitted(at, 1, &write10(0, 1), &[piece(BUFFER, 512)], &[]);
+    let is_stable = write.op == Op::Write { fua: true };
+    line.ended(write, Ok(()));
+    is_stable
+}
+
+/// A guest's device with units of its own, `FIRST` and `FAR`.
+fn alone() -> Arc<Scsi> {
+    let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 64 }, "one").unwrap();
+    for at in [FIRST, FAR] {
+        scsi.add(scsi.prepare(at, unit()).unwrap()).unwrap();
+    }
+    scsi.set_features(FEATURES).unwrap();
+    scsi
+}
+
+/// As a session takes a record in.
+fn take_in(scsi: &Scsi, record: &Inflight) {
+    if let Some(choices) = record.choices().filter(|_| !scsi.has_noted(record)) {
+        scsi.choose(choices);
+    }
+    scsi.note_choices(record);
 }
 
 #[test]
@@ -76,38 +110,96 @@ fn whoever_is_told_that_there_is_no_write_cache_has_that_in_its_record_and_anoth
     two.note_choices(&records[1]);
     let (mut a, mut b) = (Line::requests(&one), Line::requests(&two));
     let noted = || records.each_ref().map(|record| record.choices().unwrap());
-    assert_eq!(noted(), [0, 0]);
+    assert_eq!(noted(), [CACHE_ON; 2]);
     select(&mut a, false);
-    assert_eq!((noted(), sensed(&mut b), noted()), ([1, 0], 0, [1, 1]));
+    let both = CACHE_ON | CACHE_OFF;
+    assert_eq!((noted(), sensed(&mut b), noted()), ([CACHE_OFF, CACHE_ON], 0, [CACHE_OFF, both]));
 
     // All units of the next daemon go without, whichever it was.
     let next = devices();
     next[1].choose(noted()[1]);
     let [mut a_next, mut b_next] = next.each_ref().map(Line::requests);
-    let writes = [(&mut a_next, FIRST), (&mut b_next, FIRST)].map(|(line, at)| {
-        let (_, write) = line.submitted(at, 1, &write10(0, 1), &[piece(BUFFER, 512)], &[]);
-        let op = write.op;
-        line.ended(write, Ok(()));
-        op
-    });
-    assert_eq!(writes, [Op::Write { fua: true }; 2]);
-    let (_, far) = b_next.submitted(FAR, 1, &write10(0, 1), &[piece(BUFFER, 512)], &[]);
-    assert_eq!(far.op, Op::Write { fua: true });
-    b_next.ended(far, Ok(()));
+    let stable = [(&mut a_next, FIRST), (&mut b_next, FIRST)].map(|(line, at)| is_stable(line, at));
+    assert_eq!((stable, is_stable(&mut b_next, FAR)), ([true; 2], true));
     // What the other has written before is not known to be stable: it is told to flush until somebody has.
     assert_eq!((sensed(&mut a_next), sensed(&mut b_next)), (4, 4));
     next[1].note_choices(&records[1]);
-    assert_eq!(noted()[1], 1);
+    assert_eq!(noted()[1], both);
     select(&mut b_next, false);
     assert_eq!((sensed(&mut a_next), sensed(&mut b_next)), (0, 0));
 
     // On again, as far as each is told.
     select(&mut a, true);
-    assert_eq!(noted()[0], 0);
+    assert_eq!(noted()[0], CACHE_ON);
     assert_eq!(sensed(&mut b), 4);
     two.reset();
     select(&mut b, false);
-    assert_eq!(noted()[0], 0, "it has asked for nothing since");
+    assert_eq!(noted()[0], CACHE_ON, "it has asked for nothing since");
+}
+
+/// QEMU hands its record over whenever the guest starts again, to the daemon that has had it all the time.
+#[test]
+fn a_device_that_is_given_its_own_record_again_has_its_units_go_on_as_they_were() {
+    let (scsi, record) = (alone(), record());
+    take_in(&scsi, &record);
+    let mut line = Line::requests(&scsi);
+    select(&mut line, false);
+    for resets in [false, true] {
+        if resets {
+            scsi.reset();
+        }
+        take_in(&scsi, &record);
+        let mut line = Line::requests(&scsi);
+        assert_eq!((sensed(&mut line), sensed_of(&mut line, FAR)), (0, 4));
+        assert!(is_stable(&mut line, FIRST) && !is_stable(&mut line, FAR));
+    }
+    // Back from a daemon on another host, where the other was turned off, too.
+    let there = alone();
+    take_in(&there, &record);
+    select_of(&mut Line::requests(&there), FAR, false);
+    take_in(&scsi, &record);
+    assert!(is_stable(&mut Line::requests(&scsi), FAR));
+}
+
+/// What has been written to the others by way of the dead daemon may be in the host's cache.
+#[test]
+fn units_that_had_a_write_cache_beside_one_without_report_it_in_the_next_daemon_until_it_is_flushed() {
+    let record = record();
+    let before = alone();
+    take_in(&before, &record);
+    select(&mut Line::requests(&before), false);
+    // Nor has the one that follows the next one flushed.
+    for _ in 0..2 {
+        let next = alone();
+        take_in(&next, &record);
+        let mut line = Line::requests(&next);
+        assert_eq!((sensed(&mut line), sensed_of(&mut line, FAR)), (4, 4));
+        assert!(is_stable(&mut line, FIRST) && is_stable(&mut line, FAR));
+    }
+    let next = alone();
+    take_in(&next, &record);
+    let mut line = Line::requests(&next);
+    for at in [FIRST, FAR] {
+        select_of(&mut line, at, false);
+        assert_eq!(sensed_of(&mut line, at), 0);
+    }
+    // All of them are without one, of which nothing is to be flushed.
+    let last = alone();
+    take_in(&last, &record);
+    let mut line = Line::requests(&last);
+    assert_eq!((sensed(&mut line), sensed_of(&mut line, FAR)), (0, 0));
+}
+
+#[test]
+fn a_unit_that_comes_with_a_write_cache_is_noted_before_its_first_command_is_answered() {
+    let (scsi, record) = (alone(), record());
+    take_in(&scsi, &record);
+    let mut line = Line::requests(&scsi);
+    [FIRST, FAR].into_iter().for_each(|at| select_of(&mut line, at, false));
+    assert_eq!(record.choices(), Some(CACHE_OFF));
+    scsi.add(scsi.prepare(NEW, unit()).unwrap()).unwrap();
+    line.done(NEW, &[0], &[], &[]);
+    assert_eq!(record.choices(), Some(CACHE_ON | CACHE_OFF));
 }
 
 #[test]

@@ -413,18 +413,21 @@ fn a_record_must_be_as_long_as_it_is_said_to_be() {
 }
 
 #[test]
-fn what_the_driver_chose_is_noted_where_there_is_room() {
+fn what_the_driver_chose_is_noted_with_the_name_of_who_notes_it_where_there_is_room() {
     for packed in [false, true] {
         let config = config(packed, 1);
         let file = record(config);
         assert_eq!(map(&file, config).choices(), None);
         for choices in [0, 1, 255] {
             map(&file, config).set_choices(choices);
+            map(&file, config).set_keeper(u64::MAX - u64::from(choices));
             assert_eq!(map(&file, config).choices(), Some(choices));
+            assert_eq!(map(&file, config).keeper(), Some(u64::MAX - u64::from(choices)));
         }
         let of_another = Inflight::map(file, 0, config.bytes() - 64, config).unwrap();
         of_another.set_choices(1);
-        assert_eq!(of_another.choices(), None);
+        of_another.set_keeper(1);
+        assert_eq!((of_another.choices(), of_another.keeper()), (None, None));
     }
 }
 

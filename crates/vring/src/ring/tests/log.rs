@@ -54,7 +54,7 @@ impl Logged {
                 guest
             },
         };
-        new.guest.queue.set_log(&new.guest.memory, Some(new.guest.driver.queue().used));
+        new.guest.queue.extend_memory(&new.guest.memory, Some(new.guest.driver.queue().used));
         assert_eq!(take(&new.log), new.ring(), "all of it, at the beginning");
         new
     }
@@ -241,7 +241,7 @@ fn a_ring_is_logged_by_the_address_that_its_front_end_has_for_that_or_not_at_all
     let config = DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 };
     let Logged { mut guest, log } = Logged::new(config);
     for (used, expected) in [(Some(0x7_0000 + 4090), vec![0x70, 0x71]), (None, vec![])] {
-        guest.queue.set_log(&guest.memory, used);
+        guest.queue.extend_memory(&guest.memory, used);
         assert_eq!(take(&log), expected.iter().copied().collect());
         guest.driver.add(&[], &[piece(DATA, 8)], 0).unwrap();
         guest.driver.publish();
@@ -259,7 +259,7 @@ fn an_event_is_logged_that_begins_where_a_page_does() {
     let config = DriverConfig { size: 16, packed: false, event_idx: true, indirect: None, base: 0 };
     let Logged { mut guest, log } = Logged::new(config);
     // Flags, index and elements are all that there is in the page before.
-    guest.queue.set_log(&guest.memory, Some(0x7_1000 - (4 + 8 * 16)));
+    guest.queue.extend_memory(&guest.memory, Some(0x7_1000 - (4 + 8 * 16)));
     assert_eq!(take(&log), [0x70, 0x71].into());
     guest.queue.arm_kicks();
     assert_eq!(take(&log), [0x71].into());
@@ -290,16 +290,16 @@ fn a_disk_s_data_is_logged_where_the_log_is_when_it_is_done() {
     assert!(guest.queue.pop(&mut chain).unwrap());
     let lent = guest.queue.lend(chain.writable().to_vec().into(), Access::Write).unwrap();
     let (other, other_file) = log_of(END);
-    guest.queue.set_log(&Arc::new(guest.memory.logging(Some(other))), None);
+    guest.queue.extend_memory(&Arc::new(guest.memory.logging(Some(other))), None);
     guest.queue.take_back(lent);
     assert_eq!((take(&log).len(), take(&other_file)), (0, pages(DATA..DATA + 2 * LOG_PAGE)));
 }
 
 #[test]
-#[should_panic(expected = "a queue changes maps only when it is drained")]
+#[should_panic(expected = "a queue goes to a map without its regions only when it is drained")]
 fn a_log_brings_no_other_memory() {
     let config = DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 };
-    Guest::new(config).queue.set_log(&Arc::new(GuestMemory::empty()), None);
+    Guest::new(config).queue.extend_memory(&Arc::new(GuestMemory::empty()), None);
 }
 
 #[test]

@@ -1,0 +1,185 @@
+//! Units whose limits have no room for what was asked of them: what their rings do when they stop, and afterwards.
+//!
+//! The limits are so low that what waits for them waits for longer than any test, unless something else lets it go.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use egret_disk::{Debt, Disk, Driver, Limit, Limits, Options, Rates, ThrottleGroup};
+use egret_event_loop::Nanos;
+use egret_export::Export;
+use egret_virtio::scsi::LunAddress;
+use egret_vring::memory::Region;
+
+use crate::machine::*;
+use crate::peer::{
+    ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_VRING_ENABLE, await_that, longs, words,
+};
+use crate::waiting::{Sent, ask, response, written};
+
+const BLOCK: u64 = 512;
+const READ_BLOCK: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+/// As many as a ring has room for, beside one of another unit.
+const READS: u64 = 4;
+const QUEUES: [u32; 3] = [CONTROL, EVENTS, REQUESTS];
+
+/// A disk that is locked while rings run, and may do a block at once and then a byte a second.
+fn limited() -> Arc<Disk> {
+    let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
+    let disk = Arc::new(Disk::open(&Options { allow_inactive: true, ..Options::new("limited", driver) }).unwrap());
+    let total = Limit { average: 1, burst: BLOCK, burst_seconds: 1 };
+    let limits = Limits { bytes: Rates { total, ..Rates::default() }, ..Limits::default() };
+    disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    disk
+}
+
+/// What a front-end does when memory is plugged in.
+fn plug_memory(machine: &mut Machine, at: u64) {
+    let plugged = Region::anonymous(0, MIB).unwrap();
+    machine.peer.say(ADD_MEM_REG, NEED_REPLY, &memory_at(at), &[plugged.file.as_fd()]);
+    assert_eq!(machine.peer.hear(), Some(longs(&[0])));
+}
+
+/// And when it is taken away.
+fn unplug_memory(machine: &mut Machine, at: u64) {
+    assert_eq!(machine.peer.order(REM_MEM_REG, &memory_at(at)), Some(0));
+}
+
+fn memory_at(at: u64) -> Vec<u8> {
+    longs(&[0, at << 30, MIB, at << 30, 0])
+}
+
+/// Has a queue take reads in.
+fn read(machine: &mut Machine, export: &Export, at: LunAddress) {
+    for place in 0..READS {
+        let sent = Sent { queue: REQUESTS, place, at, cdb: &READ_BLOCK, data_out: 0, data_in: BLOCK as u32 };
+        let (readable, writable) = written(machine, &sent);
+        machine.rings[REQUESTS as usize].driver.add(&readable, &writable, 0).unwrap();
+    }
+    let ring = &mut machine.rings[REQUESTS as usize];
+    // All at once, and so they are in one turn.
+    if ring.driver.publish() {
+        ring.kick();
+    }
+    await_that("reads to wait", || export.stats().in_flight > 0);
+}
+
+fn reap(machine: &mut Machine) {
+    for place in 0..READS {
+        machine.reap(REQUESTS);
+        assert_eq!(response(machine, REQUESTS, place), 0);
+    }
+}
+
+/// What a front-end does when its guest stops and goes on.
+fn stop_and_go_on(machine: &mut Machine) {
+    for queue in QUEUES {
+        assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
+    }
+    QUEUES.into_iter().for_each(|queue| machine.start_ring_again(queue));
+    assert_eq!(machine.peer.order(SET_VRING_ENABLE, &words(&[REQUESTS, 1])), Some(0));
+}
+
+/// Interrupts the queues until they do not start again at once, because what waits goes each time; so many times in vain.
+fn interrupt_until_rings_wait(
+    machine: &mut Machine,
+    export: &Export,
+    at: LunAddress,
+    mut interrupt: impl FnMut(&mut Machine),
+) -> u64 {
+    let in_vain = (0..4).find(|_| {
+        read(machine, export, at);
+        interrupt(machine);
+        reap(machine);
+        !export.has_running_queues()
+    });
+    in_vain.expect("what is let go each time is more than the limits")
+}
+
+/// An export of `FIRST`, which is not limited, and of `LATE`, which is; both have told their news.
+fn beside_a_limited(io: &IoThread) -> (Machine, Export, Arc<Disk>) {
+    let (ours, export) = listening(io, disk(Nanos::ZERO));
+    let limited = limited();
+    add_late(&export, Arc::clone(&limited)).unwrap();
+    let mut machine = Machine::boot(ours, Layout::Split);
+    for at in [FIRST, LATE] {
+        while machine.command(at, &TEST_UNIT_READY, 0) != GOOD {}
+    }
+    (machine, export, limited)
+}
+
+#[test]
+fn what_one_unit_owes_holds_up_no_other_when_memory_is_unplugged_or_the_guest_stops_and_goes_on() {
+    let io = IoThread::start();
+    let interrupts: [fn(&mut Machine); 2] = [|machine| unplug_memory(machine, 1), stop_and_go_on];
+    for interrupt in interrupts {
+        let (mut machine, export, limited) = beside_a_limited(&io);
+        plug_memory(&mut machine, 1);
+        read(&mut machine, &export, LATE);
+        interrupt(&mut machine);
+        reap(&mut machine);
+        assert!(limited.limits_debt().owed > 0);
+        assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+        assert_eq!(ask(&mut machine, QUERY_TASK), 0);
+    }
+}
+
+#[test]
+fn memory_that_is_plugged_in_lets_nothing_go_past_limits() {
+    let io = IoThread::start();
+    let (mut machine, export, limited) = beside_a_limited(&io);
+    read(&mut machine, &export, LATE);
+    for at in 1..=5 {
+        plug_memory(&mut machine, at);
+    }
+    assert_eq!(limited.limits_debt(), Debt::default());
+    assert!(export.stats().in_flight > 0);
+    limited.set_throttle_group(None);
+    io.0.call(|target| target.backend().restart_throttled()).unwrap();
+    reap(&mut machine);
+}
+
+#[test]
+fn a_queue_whose_drains_have_let_go_past_limits_twice_waits_for_them_and_so_do_functions() {
+    let io = IoThread::start();
+    let (mut machine, export, limited) = beside_a_limited(&io);
+    assert_eq!(interrupt_until_rings_wait(&mut machine, &export, LATE, stop_and_go_on), 1);
+    let Debt { owed, .. } = limited.limits_debt();
+    machine.manage(QUERY_TASK);
+    machine.send(FIRST, &READ, 4096);
+    stop_and_go_on(&mut machine);
+    assert!(!export.has_running_queues() && export.is_in_use());
+    assert_eq!(limited.limits_debt().owed, owed);
+    limited.set_throttle_group(None);
+    assert_eq!(machine.answer(), GOOD);
+    assert_eq!(machine.managed(), 0);
+}
+
+#[test]
+fn a_queue_waits_for_nothing_that_another_export_of_its_disk_has_let_go() {
+    let io = IoThread::start();
+    let (mut machine, export, shared) = beside_a_limited(&io);
+    let (ours, beside) = listening(&io, shared);
+    let mut other = Machine::boot(ours, Layout::Split);
+    assert_eq!(other.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    interrupt_until_rings_wait(&mut machine, &export, LATE, stop_and_go_on);
+    for time in 0..3 {
+        stop_and_go_on(&mut other);
+        assert!(beside.has_running_queues(), "{time}");
+    }
+}
+
+#[test]
+fn a_disk_is_left_to_others_when_rings_are_disabled_that_wait_to_start() {
+    let io = IoThread::start();
+    let (mut machine, export) = started_with(&io, limited(), Layout::Split);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    let mut plugged = 1..5;
+    plugged.clone().for_each(|at| plug_memory(&mut machine, at));
+    interrupt_until_rings_wait(&mut machine, &export, FIRST, |machine| unplug_memory(machine, plugged.next().unwrap()));
+    for queue in QUEUES {
+        assert!(export.has_active_disks(), "one is to run as soon as it may");
+        assert_eq!(machine.peer.order(SET_VRING_ENABLE, &words(&[queue, 0])), Some(0));
+    }
+    assert!(!export.has_active_disks());
+}
