@@ -132,6 +132,19 @@ fn an_image_that_is_handed_over_becomes_what_would_have_been_opened() {
 }
 
 #[test]
+fn an_image_that_is_handed_over_is_not_one_whose_writes_are_all_to_be_stable_by_themselves() {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let image = Image::new(1 << 20);
+    for (flags, direct) in [(libc::O_DSYNC, false), (libc::O_SYNC, false), (libc::O_DSYNC, true)] {
+        let handed = File::options().read(true).write(true).custom_flags(flags).open(&image.path).unwrap();
+        let options = Options { direct, ..image.options() };
+        let refused = crate::Image::open(&options, Some(handed)).unwrap_err().to_string();
+        assert!(refused.contains("open it without, and use writethrough=on"), "{refused}");
+    }
+}
+
+#[test]
 fn where_there_is_no_direct_io_that_is_said_of_what_is_opened_and_of_what_is_handed_over() {
     let path = Path::new("/proc/self/status");
     let options = Options { direct: true, read_only: true, ..file(path) };
