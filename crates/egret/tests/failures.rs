@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order};
+use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order, Survivors};
 use egret_lab::disks::LoopDevice;
 use serde_json::{Value, json};
 use support::attacker::{Ask, Attacker, DATA, Variant};
@@ -408,6 +408,37 @@ fn a_device_that_is_full_and_has_all_that_it_had_lacks_space() {
     inject(&failing.faulty, IoType::Write, ErrnoName::Enospc, 1);
     failing.disk.first().write(MIB - 4096, &[1; 4096]).unwrap_err();
     assert_eq!(failing.qmp.event("BLOCK_IO_ERROR")["nospace"], true);
+}
+
+#[test]
+fn what_is_found_lost_when_its_image_is_closed_and_did_not_answer_is_told_to_who_has_the_image_next() {
+    let test = "what_is_found_lost_when_its_image_is_closed_and_did_not_answer_is_told_to_who_has_the_image_next";
+    if !is_root_or_skips(test, "for a disk that hangs") {
+        return;
+    }
+    let mut failing = Failing::start("");
+    failing.disk.first().write(0, &[1; 4096]).unwrap();
+    let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
+    failing.faulty.tell(Order::Inject(never)).unwrap();
+    failing.delete_export();
+    let layer = json!({"driver": "raw", "node-name": "r", "file": "d0"});
+    let refused = failing.qmp.fail("blockdev-add", layer.clone());
+    assert!(refused.contains("what was written to it before is not stable yet"), "{refused}");
+
+    // They end as the path is given up: that of the export, and that of the image when it was closed.
+    for order in [Order::Clear, Order::PowerOff, Order::PowerOn(Survivors::All)] {
+        failing.faulty.tell(order).unwrap();
+    }
+    let is_loss = |line: &&String| line.contains("blockdev 'd0': the last flush failed");
+    await_that("both to have ended", || failing.server.complaints().iter().filter(is_loss).count() == 2);
+    failing.qmp.run("blockdev-add", layer);
+    failing.export("r");
+    for _ in 0..2 {
+        failing.disk.first().flush().unwrap_err();
+    }
+    failing.reopen(json!({}), "off");
+    failing.disk.first().flush().unwrap();
+    failing.end();
 }
 
 /// A client and a monitor of a daemon, over a device whose disk fails as it is told to.
