@@ -51,7 +51,7 @@ pub struct Disk {
     failures: OnceLock<Arc<FailureLog>>,
     /// Errors that are injected on purpose.
     pub(crate) blkdebug: Option<Box<Blkdebug>>,
-    /// Those of the page cache, where requests go through it; and what was lost, wherever they go.
+    /// Those of what [may be cached](Self::may_be_cached); and what was lost, wherever requests go.
     syncs: Syncs,
     /// The one whose place it has taken.
     predecessor: Predecessor,
@@ -187,11 +187,9 @@ impl Disk {
     /// The same where no guest has asked, and none is told.
     fn sync_unasked(&self) -> Result<(), Errno> {
         self.settle()?;
-        // Nothing else leaves what could be lost in the page cache.
-        let is_cached = self.file().is_some() && !self.options.direct;
         // Before anybody can see that there is a loss.
         let once = || self.sync_once().inspect_err(|_| self.keep_untold());
-        if is_cached { self.syncs.run(once) } else { self.sync_once() }
+        if self.may_be_cached() { self.syncs.run(once) } else { self.sync_once() }
     }
 
     /// The same, whatever was lost before.
@@ -211,7 +209,7 @@ impl Disk {
         }
     }
 
-    /// Whether writes are lost, because a flush through the page cache failed, or that of a disk in whose place this one is: no
+    /// Whether writes are lost, because a flush failed where the page cache may have had them, or that of a disk in whose place this one is: no
     /// flush succeeds until the disk is [reopened](Self::reopen).
     pub fn has_lost_writes(&self) -> bool {
         self.syncs.lost().is_some()
@@ -373,6 +371,18 @@ impl Disk {
             Backing::File(_) | Backing::Device(_) => true,
             Backing::Null { read_zeroes, .. } => read_zeroes,
             Backing::Remote(_) => self.is_owed(),
+        }
+    }
+
+    /// Whether what was written may be in the page cache, to be lost there. Of a file that is so with direct I/O, too: its file
+    /// system may take any write through the cache, and says so to nobody. btrfs does wherever there are checksums, XFS with
+    /// what is less than a shared block, ext4 where data goes through the journal, and each of them where somebody else's
+    /// reading holds a page at that moment.
+    pub(crate) fn may_be_cached(&self) -> bool {
+        match self.backing {
+            Backing::File(_) => true,
+            Backing::Device(_) => !self.options.direct,
+            Backing::Null { .. } | Backing::Remote(_) => false,
         }
     }
 

@@ -85,6 +85,12 @@ pub enum OpenCause {
     /// The file system refuses `O_DIRECT`.
     #[error("the file system of '{0}' does not support direct I/O; use cache.direct=off")]
     DirectUnsupported(PathBuf),
+    /// A descriptor that was handed over with `O_SYNC` or `O_DSYNC`.
+    #[error(
+        "the descriptor of '{0}' was opened with O_SYNC or O_DSYNC, which cannot be taken back; open it without, and use \
+         writethrough=on of its export where each write is to be stable"
+    )]
+    Synchronous(PathBuf),
     /// `aio=native` without `O_DIRECT`.
     #[error(
         "aio=native needs cache.direct=on (without it io_submit blocks); set it, or use aio=io_uring or aio=threads"

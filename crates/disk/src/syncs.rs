@@ -1,10 +1,10 @@
-//! Syncs of what the page cache holds: in turns, so that each learns what it has lost.
+//! Syncs of what the page cache may hold: in turns, so that each learns what it has lost.
 //!
 //! Linux marks pages clean that it could not write, and says so to each open file once. Of two syncs at the same time one
 //! would be told, and the other that all is well; and nobody would ever write those pages again. So they go one after the
 //! other, each looks at what those before it were told, and no sync succeeds once one has failed. QEMU does the same
 //! (block/io.c, `bdrv_co_flush`; block/file-posix.c, `handle_aiocb_flush`). Nothing but a sync may have the kernel tell:
-//! a write with `RWF_DSYNC` would, so there is none through the page cache.
+//! a write with `RWF_DSYNC` would, so there is none where the page cache may have anything.
 //!
 //! Those who wait for their turn need not take it: one sync serves all who asked before it began. `tests/syncs.rs` walks
 //! through the interleavings with loom.

@@ -57,7 +57,7 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
             job.is_to_be_stable = *fua;
             *fua &= !options.no_flush;
             // See `Syncs`: of what the page cache has lost nobody but a sync may be told.
-            job.sync_after = !options.direct && std::mem::take(fua);
+            job.sync_after = disk.may_be_cached() && std::mem::take(fua);
             if options.detect_zeroes != DetectZeroes::Off && buffers::is_zero(&request.buffers, LOOK) {
                 job.sync_after |= std::mem::take(fua);
                 job.maybe_zero = true;

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order};
+use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order, Survivors};
 use egret_lab::disks::LoopDevice;
 use serde_json::{Value, json};
 use support::attacker::{Ask, Attacker, DATA, Variant};
@@ -63,20 +63,22 @@ fn a_write_that_fails_is_told_to_monitors_once_a_second_and_to_the_guest_each_ti
 }
 
 #[test]
-fn a_flush_that_failed_stays_failed_until_the_disk_is_reopened_where_the_page_cache_was_in_between() {
-    let test = "a_flush_that_failed_stays_failed_until_the_disk_is_reopened_where_the_page_cache_was_in_between";
+fn a_flush_that_failed_stays_failed_until_the_disk_is_reopened_where_the_page_cache_may_have_been_in_between() {
+    let test =
+        "a_flush_that_failed_stays_failed_until_the_disk_is_reopened_where_the_page_cache_may_have_been_in_between";
     if !is_root_or_skips(test, "for a disk that fails") {
         return;
     }
-    for (direct, is_lost) in [(true, false), (false, true)] {
+    for (is_device, direct, is_lost) in [(true, true, false), (true, false, true), (false, true, true)] {
         let scratch = Scratch::new();
         let faulty = scratch.fault_disk(MIB);
-        let device = LoopDevice::over(&faulty.path()).unwrap();
+        let device = is_device.then(|| LoopDevice::over(&faulty.path()).unwrap());
+        let image = device.as_ref().map_or_else(|| faulty.path(), |device| device.path().to_owned());
         let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
         let cache = if direct { "cache.direct=on" } else { "cache.direct=off" };
         let options = Options::new()
             .monitor("m", &monitor)
-            .disk("d0", device.path(), cache)
+            .disk("d0", &image, cache)
             .disk("d1", &scratch.image("other", MIB), "")
             .words(["--blockdev", "driver=raw,node-name=top,file=d0"])
             .export("e0", "top", &socket, "writable=on");
@@ -92,14 +94,15 @@ fn a_flush_that_failed_stays_failed_until_the_disk_is_reopened_where_the_page_ca
 
         // The kernel has nothing against it any more.
         disk.first().write(4096, &[2; 4096]).unwrap();
-        assert_eq!(disk.first().flush().is_err(), is_lost, "{cache}");
-        assert_eq!(disk.first().flush().is_err(), is_lost, "{cache}");
+        assert_eq!(disk.first().flush().is_err(), is_lost, "{cache} of {image:?}");
+        assert_eq!(disk.first().flush().is_err(), is_lost, "{cache} of {image:?}");
         // To name another node lifts nothing; to name the one below does.
         let other = json!({"driver": "file", "node-name": "d1", "filename": scratch.image_path("other"),
                            "detect-zeroes": "on"});
         qmp.run("blockdev-reopen", json!({"options": [other]}));
-        assert_eq!(disk.first().flush().is_err(), is_lost, "{cache}");
-        let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path(),
+        assert_eq!(disk.first().flush().is_err(), is_lost, "{cache} of {image:?}");
+        let driver = if is_device { "host_device" } else { "file" };
+        let node = json!({"driver": driver, "node-name": "d0", "filename": image,
                           "cache": {"direct": direct}});
         qmp.run("blockdev-reopen", json!({"options": [node]}));
         disk.first().flush().unwrap();
@@ -185,19 +188,24 @@ fn what_the_kernel_cannot_do_asynchronously_is_done_by_a_worker_and_lost_by_nobo
     if !is_root_or_skips(test, "for a disk that fails") {
         return;
     }
-    let errors = [ErrnoName::Eagain, ErrnoName::Eopnotsupp];
-    for (aio, errno) in ["native", "io_uring"].into_iter().flat_map(|aio| errors.map(|errno| (aio, errno))) {
+    // What a device's kernel may not know is a write that is to be stable; what is to be stable of a file is a worker's anyhow.
+    let errors = [(ErrnoName::Eagain, "off"), (ErrnoName::Eopnotsupp, "on")];
+    for (aio, (errno, through)) in ["native", "io_uring"].into_iter().flat_map(|aio| errors.map(|error| (aio, error))) {
         let scratch = Scratch::new();
         let faulty = scratch.fault_disk(MIB);
+        let device = (through == "on").then(|| LoopDevice::over(&faulty.path()).unwrap());
+        let image = device.as_ref().map_or_else(|| faulty.path(), |device| device.path().to_owned());
         let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
         let options = Options::new().monitor("m", &monitor).iothread("io0", "");
-        let options = options.disk("d0", &faulty.path(), &format!("aio={aio},cache.direct=on"));
-        let export = options.export("e0", "d0", &socket, "writable=on,writethrough=on,iothread=io0");
+        let options = options.disk("d0", &image, &format!("aio={aio},cache.direct=on"));
+        let export = format!("writable=on,writethrough={through},iothread=io0");
+        let export = options.export("e0", "d0", &socket, &export);
         let _server = Server::start(&Program::egret(), &export);
         let mut disk = Disk::connect(&socket).unwrap();
         inject(&faulty, IoType::Write, errno, 1);
         disk.first().write(4096, &[7; 4096]).unwrap();
-        assert_eq!(faulty.tell(Order::Status).unwrap().unflushed, 0, "{aio}, {errno:?}: it is stable");
+        let unflushed = faulty.tell(Order::Status).unwrap().unflushed;
+        assert_eq!(unflushed == 0, through == "on", "{aio}, {errno:?}: it is stable");
         assert_eq!(disk.first().read(4096, 4096).unwrap(), [7; 4096]);
         let stats = Qmp::connect(&monitor).run("egret-query-stats", json!({}));
         // io_uring may try again by itself, and hand on nothing.
@@ -264,7 +272,7 @@ fn what_the_kernel_does_not_take_waits_for_what_it_has() {
     // As where the kernel has no room for sixteen at a time.
     let program = Program::egret().with(Fate::fails(libc::SYS_io_submit, libc::EAGAIN).where_is(1, 16));
     let _server = Server::start(&program, &options);
-    let mut attacker = Attacker::boot(&socket, Variant::PLAIN, 2 * MIB);
+    let mut attacker = Attacker::boot_flushing(&socket, Variant::PLAIN, 2 * MIB);
     let effect = Effect::Never;
     let fault = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: Some(1), effect };
     faulty.tell(Order::Inject(fault)).unwrap();
@@ -400,6 +408,37 @@ fn a_device_that_is_full_and_has_all_that_it_had_lacks_space() {
     inject(&failing.faulty, IoType::Write, ErrnoName::Enospc, 1);
     failing.disk.first().write(MIB - 4096, &[1; 4096]).unwrap_err();
     assert_eq!(failing.qmp.event("BLOCK_IO_ERROR")["nospace"], true);
+}
+
+#[test]
+fn what_is_found_lost_when_its_image_is_closed_and_did_not_answer_is_told_to_who_has_the_image_next() {
+    let test = "what_is_found_lost_when_its_image_is_closed_and_did_not_answer_is_told_to_who_has_the_image_next";
+    if !is_root_or_skips(test, "for a disk that hangs") {
+        return;
+    }
+    let mut failing = Failing::start("");
+    failing.disk.first().write(0, &[1; 4096]).unwrap();
+    let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
+    failing.faulty.tell(Order::Inject(never)).unwrap();
+    failing.delete_export();
+    let layer = json!({"driver": "raw", "node-name": "r", "file": "d0"});
+    let refused = failing.qmp.fail("blockdev-add", layer.clone());
+    assert!(refused.contains("what was written to it before is not stable yet"), "{refused}");
+
+    // They end as the path is given up: that of the export, and that of the image when it was closed.
+    for order in [Order::Clear, Order::PowerOff, Order::PowerOn(Survivors::All)] {
+        failing.faulty.tell(order).unwrap();
+    }
+    let is_loss = |line: &&String| line.contains("blockdev 'd0': the last flush failed");
+    await_that("both to have ended", || failing.server.complaints().iter().filter(is_loss).count() == 2);
+    failing.qmp.run("blockdev-add", layer);
+    failing.export("r");
+    for _ in 0..2 {
+        failing.disk.first().flush().unwrap_err();
+    }
+    failing.reopen(json!({}), "off");
+    failing.disk.first().flush().unwrap();
+    failing.end();
 }
 
 /// A client and a monitor of a daemon, over a device whose disk fails as it is told to.

@@ -265,14 +265,14 @@ fn an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_
     // Where flushes are ignored, too, and where the daemon has it because its export has gone.
     for (no_flush, is_gone) in [("off", false), ("on", false), ("off", true)] {
         let scratch = Scratch::new();
-        let faulty = scratch.fault_disk(MIB);
+        let disk = Sick::new(&scratch);
         let cache = format!("cache.direct=on,cache.no-flush={no_flush}");
         let socket = scratch.path("here-e0");
         let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
-        let mut here = Host::start_cached(&scratch, "here", &faulty.path(), &cache, &Program::egret(), export);
-        let mut there = Host::start(&scratch, "there", &faulty.path());
+        let mut here = Host::start_cached(&scratch, "here", disk.path(), &cache, &Program::egret(), export);
+        let mut there = Host::start(&scratch, "there", disk.path());
         let mut guest = Guest::boot(&here.socket);
-        fail_flushes(&faulty, (!is_gone).then_some(1));
+        fail_flushes(&disk.faulty, (!is_gone).then_some(1));
         if is_gone {
             here.qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
             here.qmp.event("BLOCK_EXPORT_DELETED");
@@ -280,31 +280,35 @@ fn an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_
             guest.stop();
         }
         assert!(here.is_active());
-        be_well(&faulty);
+        be_well(&disk.faulty);
         let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
-        faulty.tell(Order::Inject(never)).expect("it listens");
+        disk.faulty.tell(Order::Inject(never)).expect("it listens");
         here.server.ask_to_end();
-        await_that("its last flush", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
+        await_that("its last flush", || disk.faulty.tell(Order::Status).expect("it listens").waiting == 1);
         there.refuses_a_guest();
-        be_well(&faulty);
+        be_well(&disk.faulty);
         assert_eq!(here.server.await_end().code(), Some(0));
         Guest::boot(&there.socket).read_honestly();
     }
 }
 
-/// A device through whose page cache guests write, and whose disk fails as it is told to.
-struct Cached {
+/// A device whose disk fails as it is told to. Of a device nothing is lost when a flush past the page cache has failed.
+struct Sick {
     device: LoopDevice,
     faulty: FaultDisk,
 }
 
-impl Cached {
+impl Sick {
     fn new(scratch: &Scratch) -> Self {
         let faulty = scratch.fault_disk(MIB);
         Self { device: LoopDevice::over(&faulty.path()).expect("a loop device"), faulty }
     }
 
-    /// A daemon that has it, by an export of its own.
+    fn path(&self) -> &Path {
+        self.device.path()
+    }
+
+    /// A daemon that has it, by an export of its own, through the page cache.
     fn host(&self, scratch: &Scratch, no_flush: &str, export: impl FnOnce(Options) -> Options) -> Host {
         let cache = format!("cache.direct=off,cache.no-flush={no_flush}");
         Host::start_cached(scratch, "here", self.device.path(), &cache, &Program::egret(), export)
@@ -342,7 +346,7 @@ fn a_loss_that_is_found_when_rings_stop_is_told_to_the_guest_before_a_reopening_
     }
     for no_flush in ["off", "on"] {
         let scratch = Scratch::new();
-        let disk = Cached::new(&scratch);
+        let disk = Sick::new(&scratch);
         let socket = scratch.path("here-e0");
         let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
         let mut here = disk.host(&scratch, no_flush, export);
@@ -592,12 +596,12 @@ fn an_export_that_is_deleted_and_whose_last_writes_could_not_be_written_out_leav
     }
     for is_there in [true, false] {
         let scratch = Scratch::new();
-        let faulty = scratch.fault_disk(MIB);
-        let mut here = Host::start(&scratch, "here", &faulty.path());
-        let mut there = Host::start(&scratch, "there", &faulty.path());
+        let disk = Sick::new(&scratch);
+        let mut here = Host::start(&scratch, "here", disk.path());
+        let mut there = Host::start(&scratch, "there", disk.path());
         let mut guest = Guest::boot(&here.socket);
         guest.read_honestly();
-        fail_flushes(&faulty, None);
+        fail_flushes(&disk.faulty, None);
         let guest = Some(guest).filter(|_| is_there);
         if !is_there {
             await_that("the session to be over", || !here.server.complaints().is_empty());
@@ -615,7 +619,7 @@ fn an_export_that_is_deleted_and_whose_last_writes_could_not_be_written_out_leav
         let refused = here.qmp.fail("blockdev-set-active", give_back.clone());
         assert!(refused.starts_with("blockdev 'd0': it stays locked: the last flush failed"), "{refused}");
         there.refuses_a_guest();
-        be_well(&faulty);
+        be_well(&disk.faulty);
         here.qmp.run("blockdev-set-active", give_back);
         Guest::boot(&there.socket).read_honestly();
         drop(guest);
@@ -629,11 +633,11 @@ fn an_image_that_stays_locked_though_its_guest_has_left_is_given_back_by_hand_wh
         return;
     }
     let scratch = Scratch::new();
-    let faulty = scratch.fault_disk(MIB);
-    let mut here = Host::start(&scratch, "here", &faulty.path());
-    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let disk = Sick::new(&scratch);
+    let mut here = Host::start(&scratch, "here", disk.path());
+    let mut there = Host::start(&scratch, "there", disk.path());
     let guest = Guest::boot(&here.socket);
-    fail_flushes(&faulty, Some(2));
+    fail_flushes(&disk.faulty, Some(2));
     drop(guest);
     await_that("the session to be over", || !here.server.complaints().is_empty());
     let give_back = json!({"node-name": "d0", "active": false});
@@ -642,11 +646,11 @@ fn an_image_that_stays_locked_though_its_guest_has_left_is_given_back_by_hand_wh
     assert!(here.is_active());
     there.refuses_a_guest();
     let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
-    faulty.tell(Order::Inject(never)).expect("it listens");
+    disk.faulty.tell(Order::Inject(never)).expect("it listens");
     let refused = here.qmp.fail("blockdev-set-active", give_back.clone());
     assert!(refused.contains("does not answer: what was written could not be made stable in 5 s"), "{refused}");
     assert!(here.is_active());
-    be_well(&faulty);
+    be_well(&disk.faulty);
     here.qmp.run("blockdev-set-active", give_back);
     Guest::boot(&there.socket).read_honestly();
 }
@@ -659,10 +663,10 @@ fn a_unit_that_is_taken_away_and_whose_last_writes_could_not_be_written_out_is_l
     }
     for no_flush in ["off", "on"] {
         let scratch = Scratch::new();
-        let disk = Cached::new(&scratch);
+        let disk = Sick::new(&scratch);
         let export = |options: Options| export_unit(options, &scratch.path("here-e0"), ",allow-inactive=on");
         let mut here = disk.host(&scratch, no_flush, export);
-        let mut there = Host::start(&scratch, "there", disk.device.path());
+        let mut there = Host::start(&scratch, "there", disk.path());
         let mut guest = here.boot_scsi();
         guest.read_honestly();
         disk.lose_what_is_written_by(&mut guest);
@@ -708,12 +712,12 @@ fn a_unit_that_could_not_be_written_out_is_given_back_by_hand_when_it_can_be_or_
         ("blockdev-del", json!({"node-name": "d0"})),
     ] {
         let scratch = Scratch::new();
-        let faulty = scratch.fault_disk(MIB);
-        let mut here = Host::start_with_a_unit(&scratch, "here", &faulty.path(), ",allow-inactive=on");
-        let mut there = Host::start(&scratch, "there", &faulty.path());
+        let disk = Sick::new(&scratch);
+        let mut here = Host::start_with_a_unit(&scratch, "here", disk.path(), ",allow-inactive=on");
+        let mut there = Host::start(&scratch, "there", disk.path());
         let mut guest = here.boot_scsi();
         guest.read_honestly();
-        fail_flushes(&faulty, Some(1));
+        fail_flushes(&disk.faulty, Some(1));
         here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
         here.qmp.event("EGRET_LUN_DELETED");
         assert!(here.is_active());
@@ -730,15 +734,15 @@ fn an_image_that_a_deleted_export_could_not_write_out_is_let_go_of_when_the_gues
         return;
     }
     let scratch = Scratch::new();
-    let faulty = scratch.fault_disk(MIB);
-    let mut here = Host::start(&scratch, "here", &faulty.path());
-    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let disk = Sick::new(&scratch);
+    let mut here = Host::start(&scratch, "here", disk.path());
+    let mut there = Host::start(&scratch, "there", disk.path());
     let guest = Guest::boot(&here.socket);
-    fail_flushes(&faulty, None);
+    fail_flushes(&disk.faulty, None);
     here.qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
     here.qmp.event("BLOCK_EXPORT_DELETED");
     drop(guest);
-    be_well(&faulty);
+    be_well(&disk.faulty);
     let addr = json!({"type": "unix", "path": here.socket});
     let export = json!({"type": "vhost-user-blk", "id": "e1", "node-name": "d0", "addr": addr, "writable": true,
                         "allow-inactive": true});
@@ -757,12 +761,12 @@ fn a_unit_that_could_not_be_written_out_is_let_go_of_when_the_next_guest_that_ha
         return;
     }
     let scratch = Scratch::new();
-    let faulty = scratch.fault_disk(MIB);
-    let mut here = Host::start_with_a_unit(&scratch, "here", &faulty.path(), ",allow-inactive=on");
-    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let disk = Sick::new(&scratch);
+    let mut here = Host::start_with_a_unit(&scratch, "here", disk.path(), ",allow-inactive=on");
+    let mut there = Host::start(&scratch, "there", disk.path());
     let stop = |guest: &mut Attacker| guest.wire.ask(GET_VRING_BASE, &guest.which()).expect("its base");
     let mut guest = here.boot_scsi();
-    fail_flushes(&faulty, Some(1));
+    fail_flushes(&disk.faulty, Some(1));
     here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
     here.qmp.event("EGRET_LUN_DELETED");
     stop(&mut guest);

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order, Survivors};
+use egret_lab::disks::LoopDevice;
 use egret_loadgen::random::Random;
 use rustix::process::Signal;
 use serde_json::json;
@@ -133,6 +134,8 @@ impl Kind {
 /// A daemon that is replaced again and again, its disks and its machines.
 struct Soak {
     scratch: Scratch,
+    /// Over the disk: of a file a flush that fails would have lost writes, which a machine has to hear of.
+    device: LoopDevice,
     disk: FaultDisk,
     kind: Kind,
     /// Where the machines are.
@@ -145,13 +148,13 @@ struct Soak {
 }
 
 /// Starts a daemon at a place.
-fn start(scratch: &Scratch, disk: &FaultDisk, kind: Kind, at: usize) -> (Server, Qmp) {
+fn start(scratch: &Scratch, device: &LoopDevice, kind: Kind, at: usize) -> (Server, Qmp) {
     let path = |what: &str| scratch.path(&format!("{}-{what}", PLACES[at]));
     let cache = if kind.is_write_through { "on" } else { "off" };
     let mut options = Options::new()
         .iothread("io0", "")
         .iothread("io1", "fd-monitor=epoll")
-        .disk("d0", &disk.path(), &format!("aio={},cache.direct=on", kind.aio))
+        .disk("d0", device.path(), &format!("aio={},cache.direct=on", kind.aio))
         .disk("d1", &scratch.image_path("other"), "")
         .null("d2", "")
         .export("e2", "d2", &path("e2"), "writable=on,iothread=io0")
@@ -174,10 +177,21 @@ impl Soak {
         let grown = (BLOCK * BLOCKS) as u64;
         let disk = scratch.fault_disk(grown);
         scratch.image("other", grown);
-        let (server, qmp) = start(&scratch, &disk, kind, 0);
+        let device = LoopDevice::over(&disk.path()).expect("a loop device");
+        let (server, qmp) = start(&scratch, &device, kind, 0);
         let vms = EXPORTS.map(|_| Vm::new(kind.machine));
-        let mut soak =
-            Self { scratch, disk, kind, at: 0, server: Some(server), qmp, vms, random: Random::new(seed), grown };
+        let mut soak = Self {
+            scratch,
+            device,
+            disk,
+            kind,
+            at: 0,
+            server: Some(server),
+            qmp,
+            vms,
+            random: Random::new(seed),
+            grown,
+        };
         soak.run(Vm::connect);
         soak
     }
@@ -213,7 +227,6 @@ impl Soak {
 
     fn act(&mut self, act: Act) {
         let one_of = |random: &mut Random, words: &[&'static str]| words[random.below(words.len() as u64) as usize];
-        let path = self.disk.path();
         match act {
             Act::Move => {
                 let queue = self.random.below(QUEUES.into());
@@ -227,7 +240,7 @@ impl Soak {
             }
             Act::Reopen => {
                 let aio = one_of(&mut self.random, &["threads", "native", "io_uring"]);
-                let options = json!({"driver": "file", "node-name": "d0", "filename": path, "aio": aio,
+                let options = json!({"driver": "host_device", "node-name": "d0", "filename": self.device.path(), "aio": aio,
                                      "cache": {"direct": true}});
                 self.qmp.run("blockdev-reopen", json!({"options": [options]}));
                 self.kind.aio = aio;
@@ -279,8 +292,8 @@ impl Soak {
         Fault { iotype: None, sectors: None, after, times, effect }
     }
 
-    /// The disk is in nobody's way, nor in the monitor's; but that a submission to the kernel waits for the lock of a file in FUSE
-    /// where another request hangs that has it, and the disk's queues may be on the other's I/O thread.
+    /// The disk is in nobody's way, nor in the monitor's; but that a submission to the kernel may wait where another request hangs,
+    /// and the disk's queues may be on the other's I/O thread.
     fn hang(&mut self) {
         let fault = Fault { after: 0, ..self.fault(Effect::Never) };
         self.inject(fault);
@@ -307,14 +320,14 @@ impl Soak {
         server.send(signal);
         server.await_end();
         self.disk.tell(Order::Clear).expect("it listens");
-        let (server, qmp) = start(&self.scratch, &self.disk, self.kind, self.at);
+        let (server, qmp) = start(&self.scratch, &self.device, self.kind, self.at);
         (self.server, self.qmp) = (Some(server), qmp);
         self.run(Vm::reconnect);
     }
 
     fn migrate(&mut self) {
         let to = 1 - self.at;
-        let (server, qmp) = start(&self.scratch, &self.disk, self.kind, to);
+        let (server, qmp) = start(&self.scratch, &self.device, self.kind, to);
         let from = std::mem::replace(&mut self.at, to);
         self.run(|vm, socket| {
             vm.begin_to_move();

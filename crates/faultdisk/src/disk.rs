@@ -164,6 +164,8 @@ struct State {
     held: Vec<Task>,
     /// What waits for company.
     company: Vec<Task>,
+    /// How many such groups have been run.
+    companies: u64,
     record: Record,
 }
 
@@ -177,7 +179,16 @@ impl State {
     fn new(store: Store) -> Self {
         let status = Status { is_on: true, ..Status::default() };
         let (held, company) = (Vec::new(), Vec::new());
-        Self { store, faults: Faults::default(), status, boots: 0, held, company, record: Record::default() }
+        Self {
+            store,
+            faults: Faults::default(),
+            status,
+            boots: 0,
+            held,
+            company,
+            companies: 0,
+            record: Record::default(),
+        }
     }
 
     fn obey(&mut self, order: Order) -> io::Result<Status> {
@@ -210,8 +221,28 @@ impl State {
         self.release();
     }
 
+    /// Has a request wait for others, until there are so many. Returns the number of its group if it has begun that: who is
+    /// told ends its wait.
+    fn join_company(&mut self, task: Task, count: u32) -> Option<u64> {
+        self.status.waiting += 1;
+        self.company.push(task);
+        if self.company.len() >= count as usize {
+            self.run_company();
+            return None;
+        }
+        (self.company.len() == 1).then_some(self.companies)
+    }
+
+    /// Runs what there is of a group, unless it has been run, and those that wait are others.
+    fn end_company(&mut self, number: u64) {
+        if self.companies == number {
+            self.run_company();
+        }
+    }
+
     /// The last first.
     fn run_company(&mut self) {
+        self.companies += 1;
         for task in std::mem::take(&mut self.company).into_iter().rev() {
             self.end_wait(task);
         }
@@ -281,15 +312,11 @@ impl Shared {
                 });
             }
             Effect::Reordered(count) => {
-                state.status.waiting += 1;
-                state.company.push(task);
-                if state.company.len() >= count as usize {
-                    state.run_company();
-                } else if state.company.len() == 1 {
+                if let Some(company) = state.join_company(task, count) {
                     let shared = self.clone();
                     thread::spawn(move || {
                         thread::sleep(COMPANY);
-                        shared.lock().run_company();
+                        shared.lock().end_company(company);
                     });
                 }
             }
@@ -492,5 +519,39 @@ impl Filesystem for Shared {
             );
         };
         self.ask(Asked { iotype: IoType::Discard, at, len, is_stable: false }, Box::new(run));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_group_that_is_reordered_waits_as_long_as_it_may_whatever_became_of_those_before_it() {
+        let image = tempfile::tempfile().unwrap();
+        image.set_len(4096).unwrap();
+        let mut state = State::new(Store::new(image).unwrap());
+        let (ran, order) = channel();
+        let join = |state: &mut State, number: u32| {
+            let ran = ran.clone();
+            let run: Run = Box::new(move |_, _| ran.send(number).unwrap());
+            let asked = Asked { iotype: IoType::Flush, at: 0, len: 0, is_stable: false };
+            state.join_company(Task { asked, begun: Instant::now(), run }, 2)
+        };
+        let first = join(&mut state, 0).expect("it has begun a group");
+        assert_eq!(join(&mut state, 1), None);
+        let second = join(&mut state, 2).expect("it has begun another");
+        // The first one's wait is over.
+        state.end_company(first);
+        assert_eq!((order.try_iter().collect::<Vec<_>>(), state.status.waiting), (vec![1, 0], 1));
+        assert_eq!(join(&mut state, 3), None);
+        assert_eq!(order.try_iter().collect::<Vec<_>>(), [3, 2]);
+        let third = join(&mut state, 4).expect("it has begun one more");
+        state.end_company(second);
+        assert_eq!(state.status.waiting, 1);
+        state.end_company(third);
+        assert_eq!(order.try_iter().collect::<Vec<_>>(), [4]);
     }
 }

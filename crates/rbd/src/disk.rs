@@ -209,12 +209,14 @@ impl Opened {
         let is_late = Arc::clone(&settled);
         let locked = self.ask("locking an image", move |image| {
             let _order = order.lock().unwrap_or_else(PoisonError::into_inner);
-            let note = name.as_deref().map(|name| lock(image, needed, name, lost.as_deref())).transpose()?.flatten();
-            image.invalidate_cache()?;
-            if is_late.swap(true, Ordering::AcqRel) && name.is_some() {
-                image.release_lock()?;
-            }
-            Ok(note)
+            let take = || {
+                let note =
+                    name.as_deref().map(|name| lock(image, needed, name, lost.as_deref())).transpose()?.flatten();
+                image.invalidate_cache()?;
+                Ok(note)
+            };
+            let give_back = || name.iter().for_each(|name| give_back(image, name));
+            take_whole(take, &is_late, give_back)
         });
         if matches!(locked, Err(RbdError::NoAnswer { .. })) && settled.swap(true, Ordering::AcqRel) {
             self.unlock()?;
@@ -359,6 +361,28 @@ fn refused(name: &str, error: &RbdError) -> OpenCause {
     }
 }
 
+/// Has all of what `take` takes, if somebody waits for it still: `is_late` is set by whoever comes first, this or who waits no
+/// longer. What was taken otherwise, a part of it perhaps, is given back, for nobody else would.
+fn take_whole<T>(
+    take: impl FnOnce() -> Result<T, RbdError>,
+    is_late: &AtomicBool,
+    give_back: impl FnOnce(),
+) -> Result<T, RbdError> {
+    let taken = take();
+    if taken.is_err() || is_late.swap(true, Ordering::AcqRel) {
+        give_back();
+    }
+    taken
+}
+
+/// Gives back an image's exclusive lock, if it is this client's.
+fn give_back(image: &Image, name: &str) {
+    let released = if matches!(image.is_lock_owner(), Ok(false)) { Ok(()) } else { image.release_lock() };
+    if let Err(e) = released {
+        tracing::warn!("'{name}' stays locked: {e}");
+    }
+}
+
 /// Takes an image's exclusive lock, and says what it has noted with it. If a client that is dead has it, that client is put
 /// on the cluster's block list first, so that what it has sent and what has not arrived yet is never written.
 ///
@@ -456,6 +480,7 @@ impl fmt::Display for Holder {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::sync::mpsc::channel;
     use std::thread;
 
@@ -475,6 +500,18 @@ mod tests {
             assert_eq!(news.ask_size(first).ok(), Some(1));
         });
         assert_eq!(news.size.into_inner(), 2);
+    }
+
+    #[test]
+    fn what_was_taken_before_something_failed_or_when_nobody_waits_any_more_is_given_back() {
+        for (fails, gives_up) in [(false, false), (true, false), (false, true), (true, true)] {
+            let (settled, given_back) = (AtomicBool::new(gives_up), Cell::new(0));
+            let taken = if fails { Err(RbdError::Overtaken) } else { Ok(7) };
+            let taken = take_whole(|| taken, &settled, || given_back.set(given_back.get() + 1));
+            assert_eq!((taken.ok(), given_back.get() == 1), ((!fails).then_some(7), fails || gives_up));
+            // Who gives up now has something to give back if it was taken.
+            assert_eq!(settled.into_inner(), gives_up || !fails);
+        }
     }
 
     #[test]

@@ -3,12 +3,13 @@
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use egret_confine::{Bounds, ThreadKind};
-use egret_disk::{Active, Disk, Driver, Image, OpenError, Options};
+use egret_disk::{Active, Disk, Driver, Image, Loss, OpenError, Options};
 
 use super::StartError;
 
@@ -30,6 +31,12 @@ pub enum Unanswered {
         /// How long was waited for it.
         seconds: u64,
     },
+    /// One that was given up before has not ended, and it has to be known how it ends.
+    #[error(
+        "'{path}' does not answer: what was written to it before is not stable yet; try again when its disk is well",
+        path = .0.display()
+    )]
+    Unsettled(PathBuf),
     /// There is no room for one that might hang.
     #[error(
         "{MOST} calls of disks that hang have not ended, and there is no room for another; try again when one of those \
@@ -39,6 +46,18 @@ pub enum Unanswered {
     /// Nobody is there to make it.
     #[error("no thread to wait for its disk: {0}")]
     NoThread(std::io::Error),
+}
+
+/// What a disk has lost when what was written to it has been made stable, or could not be: to be asked for when nobody has the
+/// disk any more.
+#[derive(Clone, Default)]
+pub(super) struct Settling(Arc<OnceLock<Option<Loss>>>);
+
+impl Settling {
+    /// What it is; pending until that has ended.
+    pub(super) fn loss(&self) -> Poll<Option<Loss>> {
+        self.0.get().map_or(Poll::Pending, |loss| Poll::Ready(*loss))
+    }
 }
 
 /// What is being waited for.
@@ -66,14 +85,21 @@ impl Calls {
     /// Sees to it that what was written is on stable storage, before an image is closed. An image that is given up is open
     /// until that has ended.
     pub(super) fn make_stable(&self, name: &str, disk: &Arc<Disk>) -> Result<(), StartError> {
-        let of = Arc::clone(disk);
-        let failed = "what was written could not be made stable";
-        match self.run(&disk.options().driver, failed, move || of.flush()) {
-            Ok(Ok(())) => {}
-            Ok(Err(e)) => tracing::error!("blockdev '{name}': the last flush failed: {e}"),
-            Err(why) => return Err(StartError::Unanswered(name.to_owned(), why)),
-        }
-        Ok(())
+        self.settle(name, disk, &Settling::default())
+    }
+
+    /// The same of an image that is closed, however long that takes.
+    pub(super) fn settle(&self, name: &str, disk: &Arc<Disk>, settling: &Settling) -> Result<(), StartError> {
+        let (of, called, Settling(loss)) = (Arc::clone(disk), name.to_owned(), settling.clone());
+        let flush = move || {
+            let flushed = of.flush();
+            let _ = loss.set(of.loss());
+            if let Err(e) = flushed {
+                tracing::error!("blockdev '{called}': the last flush failed: {e}");
+            }
+        };
+        let flushed = self.run(&disk.options().driver, "what was written could not be made stable", flush);
+        flushed.map_err(|why| StartError::Unanswered(name.to_owned(), why))
     }
 
     /// Has an image active, or gives it up. What was given up is active for a moment, at most, when its disk is well.

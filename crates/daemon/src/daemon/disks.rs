@@ -8,7 +8,9 @@
 //! A change is about the blockdevs that it names, and those that lie over or below one that it adds or removes. Their images
 //! are opened as they are to be now; the others stay as they are, for one that does not answer is nobody else's matter.
 
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use egret_disk::{DebugRules, Disk, Driver, InjectError, Locking, Options, RemoteDisk, SetState};
@@ -21,8 +23,17 @@ use egret_vocabulary::schema::{self, Blockdev, Image, Nbd, NbdEndpoint, Null, Ob
 
 use rustix::io::Errno;
 
+use super::calls::{Settling, Unanswered};
 use super::io_threads::batch;
 use super::{ChangeError, Credentials, Daemon, FdSetError, StartError, remote};
+
+/// An image that was closed before what was written to it had been made stable, because it did not answer.
+pub(super) struct Unsettled {
+    /// The blockdev that has it.
+    image: String,
+    path: PathBuf,
+    settling: Settling,
+}
 
 impl Daemon {
     /// Adds a blockdev and opens its image.
@@ -135,15 +146,20 @@ impl Daemon {
         let unwanted: Vec<_> = self.disks.keys().filter(|name| !stays(name)).cloned().collect();
         for name in unwanted {
             let Some(disk) = self.disks.remove(&name) else { continue };
-            // One that does not answer is closed by who waits for it.
-            if let Err(e) = self.calls.make_stable(&name, &disk) {
+            let (image, settling) = (self.image_of(&name), Settling::default());
+            if let Err(e) = self.calls.settle(&name, &disk, &settling) {
                 tracing::error!("{e}");
+                // One that does not answer is closed by who waits for it.
+                if let StartError::Unanswered(_, Unanswered::Hangs { path, .. }) = e {
+                    self.unsettled.push(Unsettled { image: image.clone(), path, settling });
+                }
             }
             // Another has been laid over it, which is to be opened.
-            self.losses.extend(disk.loss().map(|loss| (self.image_of(&name), loss)));
+            self.losses.extend(disk.loss().map(|loss| (image, loss)));
         }
         let known = self.config.node_names();
         self.losses.retain(|name, _| known.contains(&name.as_str()));
+        self.unsettled.retain(|of| known.contains(&of.image.as_str()));
         let disks = &self.disks;
         self.held.retain(|name, _| disks.contains_key(name));
         self.unwritten.retain(|name, _| disks.contains_key(name));
@@ -157,6 +173,7 @@ impl Daemon {
         let Some(disk) = config.disk(name).filter(|_| self.wanted_nodes().contains(&name)) else { return Ok(()) };
         let wanted = self.wanted_options(config, name, &disk);
         let Some(disk) = self.disks.get(name) else {
+            self.settled(name)?;
             let opened = self.open_image(&wanted, None);
             return self.have_open(name, opened);
         };
@@ -216,6 +233,19 @@ impl Daemon {
         // This was no reopening that anybody has asked for, so it lifts nothing.
         self.losses.extend(loss.map(|loss| (self.image_of(name), loss)));
         self.have_open(name, opened)
+    }
+
+    /// Finds out what an image has lost that is to be opened, and was closed before that could be known.
+    fn settled(&mut self, name: &str) -> Result<(), StartError> {
+        let image = self.image_of(name);
+        for Unsettled { path, settling, .. } in self.unsettled.iter().filter(|of| of.image == image) {
+            let Poll::Ready(loss) = settling.loss() else {
+                return Err(StartError::Unanswered(name.to_owned(), Unanswered::Unsettled(path.clone())));
+            };
+            self.losses.extend(loss.map(|loss| (image.clone(), loss)));
+        }
+        self.unsettled.retain(|of| of.image != image);
+        Ok(())
     }
 
     /// Has a disk open that was just opened, if it could be, which has lost what its image had lost before.

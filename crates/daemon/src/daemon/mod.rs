@@ -55,6 +55,7 @@ use crate::process::{Inherited, Patience};
 use calls::{Calls, PATIENCE};
 pub use counter_registry::{CounterRegistry, IoThreadCounters, Time, Watched};
 pub use credentials::Credentials;
+use disks::Unsettled;
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
 pub use failures::{DiskFailure, Failures, RequestTimeout};
@@ -91,6 +92,8 @@ pub struct Daemon {
     /// What images have lost that are about to be opened otherwise, by the blockdev that has the image: others may be laid
     /// over it, or taken away, before it is opened.
     losses: BTreeMap<String, Loss>,
+    /// Those of which it is not known yet, because they were closed as they hung. They are opened when it is.
+    unsettled: Vec<Unsettled>,
     /// By blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     /// By blockdev: more than one where its exports look different.
@@ -133,6 +136,7 @@ impl Daemon {
             unwritten: BTreeMap::new(),
             unlocked: BTreeSet::new(),
             losses: BTreeMap::new(),
+            unsettled: Vec::new(),
             registry: Arc::default(),
             throttle_groups: BTreeMap::new(),
             units: BTreeMap::new(),

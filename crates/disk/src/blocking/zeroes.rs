@@ -65,8 +65,8 @@ pub(super) fn write_zeroes(disk: &Disk, bytes: Range<u64>, unmap: bool, scratch:
 }
 
 /// What the kernel is asked to discard or to zero is made of these, in bytes. A device has none that are smaller. A part of a
-/// file system's would be zeroed in the page cache, where direct I/O is to leave nothing: what could not be written from
-/// there would be told to one flush alone. Where the file system does not say what its blocks are (XFS with `largeio` says how
+/// file system's would be zeroed in the page cache, where direct I/O is to leave as little as it can: what cannot be written from
+/// there is lost. Where the file system does not say what its blocks are (XFS with `largeio` says how
 /// wide its stripes are), they are as large as most are.
 fn whole_block(disk: &Disk) -> u64 {
     let block = match &disk.backing {

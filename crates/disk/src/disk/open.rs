@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use egret_confine::{Use, refusal};
 use egret_event_loop::Nanos;
-use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::predecessor::Predecessor;
@@ -214,7 +214,8 @@ impl Image {
     /// then a name in messages, and leads nowhere.
     ///
     /// The open file description is to be this disk's alone for as long as it is open: locks and O_DIRECT belong to it.
-    /// It must be open for writing if the disk is. What it was opened with otherwise, O_APPEND say, is taken back.
+    /// It must be open for writing if the disk is. What it was opened with otherwise, O_APPEND say, is taken back, but for O_SYNC
+    /// and O_DSYNC, which cannot be.
     ///
     /// # Errors
     ///
@@ -281,7 +282,14 @@ fn open_file(path: &Path, options: &Options) -> Result<File, OpenCause> {
 }
 
 /// Makes of a descriptor what [`open_file`] would have opened: a write at an offset must not go to the end of the file.
+///
+/// What makes each write stable Linux does not take back. Each would be told of what others have lost, and nobody but a sync
+/// is to be: see [`Syncs`].
 fn set_flags(file: &File, path: &Path, options: &Options) -> Result<(), OpenCause> {
+    // What rustix calls so is O_SYNC, which has O_DSYNC in it.
+    if fcntl_getfl(file).map_err(|e| explain(e.into(), path, options.read_only))?.intersects(OFlags::DSYNC) {
+        return Err(OpenCause::Synchronous(path.to_owned()));
+    }
     let flags = if options.direct { OFlags::DIRECT } else { OFlags::empty() };
     fcntl_setfl(file, flags).map_err(|e| match e {
         Errno::INVAL if options.direct => OpenCause::DirectUnsupported(path.to_owned()),

@@ -160,7 +160,7 @@ impl Disk {
         !self.options.read_only
             && match &self.backing {
                 // What a device has in its own cache any flush of it makes stable.
-                Backing::File(_) | Backing::Device(_) => !self.options.direct || next_ignores_flushes,
+                Backing::File(_) | Backing::Device(_) => self.may_be_cached() || next_ignores_flushes,
                 Backing::Null { .. } => false,
                 // Somebody else has the disk now, and who opens it anew knows that.
                 Backing::Remote(remote) => !remote.is_lost(),

@@ -20,8 +20,12 @@ impl Cached {
     }
 
     fn open(&self) -> Arc<Disk> {
+        self.open_with(false)
+    }
+
+    fn open_with(&self, direct: bool) -> Arc<Disk> {
         let options = Options::new("disk0", Driver::File { filename: self.faulty.path() });
-        Arc::new(Disk::open(&Options { locking: Locking::Off, ..options }).unwrap())
+        Arc::new(Disk::open(&Options { direct, locking: Locking::Off, ..options }).unwrap())
     }
 
     /// Has what is written next be lost, as one flush tells.
@@ -75,6 +79,21 @@ fn what_a_disk_left_behind_and_lost_is_not_lifted_by_who_writes_out_the_one_afte
         assert_eq!(flushed(&disk), Err(Errno::IO));
         assert_eq!(flushed(&reopened(&disk)), Ok(()));
     }
+}
+
+#[test]
+fn what_was_written_to_a_file_by_direct_io_may_be_lost_as_well() {
+    let Some(cached) = Cached::new() else { return };
+    let disk = cached.open_with(true);
+    cached.lose();
+    assert_eq!([flushed(&disk), flushed(&disk)], [Err(Errno::IO); 2]);
+    let disk = reopened(&disk);
+    assert_eq!(flushed(&disk), Ok(()));
+    // Of what was written before a reopening the old file alone may be told.
+    let disk = reopened(&disk);
+    cached.lose();
+    disk.let_go_of_predecessor().unwrap_err();
+    assert_eq!([flushed(&disk), flushed(&disk)], [Err(Errno::IO); 2]);
 }
 
 #[test]

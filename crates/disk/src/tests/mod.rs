@@ -32,6 +32,7 @@ use io_uring::{opcode, types};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
+use crate::disk::Backing;
 use crate::{
     Aio, Completion, Disk, DiskSlot, Driver, EngineOptions, EngineSet, FailedRequest, Op, Options, Request,
     RequestToken,
@@ -283,6 +284,14 @@ impl Image {
 
     fn content(&self) -> Vec<u8> {
         std::fs::read(&self.path).unwrap()
+    }
+}
+
+impl Disk {
+    /// Takes its file for a device, of which direct I/O leaves nothing in the page cache.
+    fn become_a_device(&mut self) {
+        let file = self.file().unwrap().try_clone().unwrap();
+        self.backing = Backing::Device(file);
     }
 }
 

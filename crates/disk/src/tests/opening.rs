@@ -152,6 +152,19 @@ fn an_image_that_is_handed_over_and_cannot_be_used_is_left_without_locks() {
 }
 
 #[test]
+fn an_image_that_is_handed_over_is_not_one_whose_writes_are_all_to_be_stable_by_themselves() {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let image = Image::new(1 << 20);
+    for (flags, direct) in [(libc::O_DSYNC, false), (libc::O_SYNC, false), (libc::O_DSYNC, true)] {
+        let handed = File::options().read(true).write(true).custom_flags(flags).open(&image.path).unwrap();
+        let options = Options { direct, ..image.options() };
+        let refused = crate::Image::open(&options, Some(handed)).unwrap_err().to_string();
+        assert!(refused.contains("open it without, and use writethrough=on"), "{refused}");
+    }
+}
+
+#[test]
 fn where_there_is_no_direct_io_that_is_said_of_what_is_opened_and_of_what_is_handed_over() {
     let path = Path::new("/proc/self/status");
     let options = Options { direct: true, read_only: true, ..file(path) };
@@ -297,20 +310,30 @@ fn a_disk_owes_for_the_one_before_what_no_flush_of_its_own_makes_stable_and_noth
     let [reader, direct_reader] = [&plain, &direct].map(|options| Options { read_only: true, ..options.clone() });
     let null = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: false };
     let null = Options::new("null", null);
-    for (old, new, owes) in [
-        (&plain, &plain, true),
-        (&plain, &direct, true),
-        (&unflushed, &plain, true),
-        (&direct, &plain, false),
-        (&direct, &unflushed, true),
-        (&direct, &reader, true),
-        (&reader, &plain, false),
-        (&direct_reader, &unflushed, false),
-        (&null, &unflushed, false),
+    for (old, new, owes, of_devices) in [
+        (&plain, &plain, true, true),
+        (&plain, &direct, true, true),
+        (&unflushed, &plain, true, true),
+        // Direct I/O of a file may have left something in the page cache, too.
+        (&direct, &plain, true, false),
+        (&direct, &unflushed, true, true),
+        (&direct, &reader, true, true),
+        (&reader, &plain, false, false),
+        (&direct_reader, &unflushed, false, false),
+        (&null, &unflushed, false, false),
     ] {
         let [old, new] = [old, new].map(|options| Arc::new(Disk::open(options).unwrap()));
         new.follow(&old);
         assert_eq!(new.is_owed(), owes, "{:?} after {:?}", new.options(), old.options());
+        if old.file().is_some() {
+            let devices = [&old, &new].map(|disk| {
+                let mut device = Disk::open(disk.options()).unwrap();
+                device.become_a_device();
+                Arc::new(device)
+            });
+            devices[1].follow(&devices[0]);
+            assert_eq!(devices[1].is_owed(), of_devices, "{:?} after {:?}", new.options(), old.options());
+        }
         new.flush().unwrap();
         assert!(!new.is_owed());
     }

@@ -81,7 +81,8 @@ fn an_engine_moves_what_is_short_and_of_few_pieces_and_a_worker_the_rest() {
 
 #[test]
 fn a_stable_write_is_the_engine_s_where_the_kernel_can_do_it_and_is_like_another_where_flushes_are_ignored() {
-    let (_image, flushed) = disk(|options| options.direct = true);
+    let (_image, mut flushed) = disk(|options| options.direct = true);
+    flushed.become_a_device();
     let block = || of(flushed.offset_alignment().into());
     flushed.able.write_through.store(true, Ordering::Relaxed);
     assert_eq!(asked(&flushed, STABLE, 0, block()), (Verdict::Engine, STABLE, false));
@@ -95,10 +96,16 @@ fn a_stable_write_is_the_engine_s_where_the_kernel_can_do_it_and_is_like_another
 }
 
 #[test]
-fn a_stable_write_to_the_page_cache_is_a_write_and_a_sync_which_alone_is_told_of_losses() {
-    let (_image, cached) = disk(|options| options.direct = false);
-    assert_eq!(asked(&cached, STABLE, 0, of(512)), (Verdict::Worker, WRITE, true));
-    assert_eq!(asked(&cached, WRITE, 0, of(512)), (Verdict::Engine, WRITE, false));
+fn a_stable_write_that_may_go_to_the_page_cache_is_a_write_and_a_sync_which_alone_is_told_of_losses() {
+    for (direct, is_device) in [(false, false), (false, true), (true, false)] {
+        let (_image, mut cached) = disk(|options| options.direct = direct);
+        if is_device {
+            cached.become_a_device();
+        }
+        let block = || of(cached.offset_alignment().max(512).into());
+        assert_eq!(asked(&cached, STABLE, 0, block()), (Verdict::Worker, WRITE, true), "{direct} {is_device}");
+        assert_eq!(asked(&cached, WRITE, 0, block()), (Verdict::Engine, WRITE, false), "{direct} {is_device}");
+    }
 }
 
 #[test]

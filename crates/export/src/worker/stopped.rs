@@ -113,8 +113,10 @@ impl QueueWorker {
         let failed = failed.and_then(|failed| Some((self.disks.key_of(failed.slot)?, failed)));
         let Some((key, failed)) = failed else {
             match probe {
-                // It has done again what comes before what had failed.
-                Some(probe) if probe.out != probe.failed => self.stopped.probe = Some(probe),
+                // It has done again what comes before what had failed. That may be stable now, and was not to be before.
+                Some(probe) if mem::discriminant(&probe.out) != mem::discriminant(&probe.failed) => {
+                    self.stopped.probe = Some(probe);
+                }
                 Some(_) => {
                     self.errors.find_space();
                     self.stopped.let_go_if_none_failed();

@@ -485,6 +485,47 @@ fn a_compare_and_write_that_is_tried_again_compares_again_and_its_export_goes_on
     }
 }
 
+#[test]
+fn an_export_goes_on_when_a_write_has_found_space_that_is_stable_now_because_the_write_cache_was_turned_off() {
+    let full = |sector, once| {
+        let (event, iotype, sector) = (DebugEvent::None, Some(IoType::Write), Some(sector));
+        InjectError { event, state: None, iotype, errno: Errno::NOSPC, sector, once }
+    };
+    // There is space for the first write when it is tried again, and none for the other however often it is tried.
+    let blkdebug = DebugRules { inject_error: vec![full(0, true), full(8, false)], set_state: Vec::new() };
+    let (_, file) = memory_disk(true);
+    let driver = Driver::File { filename: format!("/proc/self/fd/{}", file.as_raw_fd()).into() };
+    let disk = Arc::new(Disk::open(&Options { blkdebug, ..Options::new("full", driver) }).unwrap());
+    let mut shared = Shared::of(disk, file, false);
+    let ([first, second], [one, _]) = (&mut shared.machines, &shared.exports);
+    for (place, block) in [(0, 0), (1, 8)] {
+        let mut cdb = WRITE;
+        cdb[5] = block;
+        let sent = Sent { queue: REQUESTS, place, at: FIRST, cdb: &cdb, data_out: 512, data_in: 0 };
+        let (readable, writable) = written(first, &sent);
+        first.rings[REQUESTS as usize].driver.add(&readable, &writable, place).unwrap();
+    }
+    let ring = &mut first.rings[REQUESTS as usize];
+    ring.driver.publish();
+    ring.kick();
+    let begun = Instant::now();
+    let await_it = |is: &dyn Fn() -> bool| {
+        while !is() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "{} wait", one.stats().waiting);
+            std::thread::yield_now();
+        }
+    };
+    await_it(&|| one.stats().waiting == 2);
+    // MODE SELECT (6) of the caching page.
+    let mut list = [0; 24];
+    (list[4], list[5]) = (8, 18);
+    assert_eq!(run_with(second, &[0x15, 0x10, 0, 0, 24, 0], &list), 0);
+    first.reap(REQUESTS);
+    assert_eq!(status(first, 0), 0);
+    // It went on, and so has stopped again: of a try that fails nothing is told.
+    await_it(&|| one.errors().stops() == 2);
+}
+
 /// The lines that all tests of this process have had written.
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
