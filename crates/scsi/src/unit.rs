@@ -109,6 +109,7 @@ impl LogicalUnit {
         let new = Self {
             blocks: self.blocks().into(),
             write_cache: config.write_cache.into(),
+            reports_write_cache: config.write_cache.into(),
             write_protect: false.into(),
             fence: Arc::clone(&self.fence),
             state: Arc::clone(&self.state),
