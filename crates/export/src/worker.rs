@@ -629,10 +629,10 @@ impl QueueWorker {
             std::mem::take(&mut self.wants_call) | (self.phase != Phase::Broken && self.queue.publish_used());
         let owes_call = std::mem::take(&mut self.fds.owes_call);
         self.counters.calls_spared.add(u64::from(has_published && !wants_call));
-        // A task management function must find the commands that were made available before it. So functions are looked at
-        // only when every available chain has been popped, unless the queue pops no more.
-        if !(self.is_behind && (self.phase == Phase::Running || self.recovers())) {
+        if self.has_caught_up() {
             self.model.caught_up();
+        } else {
+            self.model.published();
         }
         if has_published && let Some(log) = &self.fds.log {
             signals.push(log.as_fd());
@@ -643,6 +643,18 @@ impl QueueWorker {
         }
         if std::mem::take(&mut self.fds.owes_err) {
             signal(signals, self.fds.err.as_ref());
+        }
+    }
+
+    /// Whether the queue has popped every chain that was available, or pops no more: then functions are looked at, which must
+    /// find the commands that were made available before them.
+    #[inline]
+    fn has_caught_up(&self) -> bool {
+        match self.phase {
+            Phase::Running => !self.is_behind,
+            // One that does not leave for good goes on popping, with another disk or on another loop.
+            Phase::Stopping => self.stopped.leaving.is_some() && !(self.is_behind && self.recovers()),
+            Phase::Broken => true,
         }
     }
 
@@ -683,6 +695,8 @@ impl QueueWorker {
         }
         if self.phase == Phase::Stopping {
             self.phase = Phase::Running;
+            // Whatever came meanwhile, until it has looked.
+            self.is_behind = true;
             // While it stopped its timer was another's.
             self.look_at = Nanos::ZERO;
         }

@@ -55,6 +55,9 @@ pub trait RequestModel: Send {
     /// As [`Model::resume`].
     fn resume(&mut self, _memory: &GuestMemory, _into: &mut Vec<Next>) {}
 
+    /// As [`Model::published`].
+    fn published(&mut self) {}
+
     /// As [`Model::caught_up`].
     fn caught_up(&mut self) {}
 
@@ -169,7 +172,8 @@ impl Model {
 
     /// Sets the waker that any thread may use when there is work for [`resume`](Self::resume). It is set before the first
     /// chain begins. `None` when the queue is detached: no disk has a request of it then, and everything used is
-    /// published. Chains that are in flight all the same go on when there is a waker again.
+    /// published. Chains that are in flight all the same go on when there is a waker again, and functions wait until then:
+    /// they may be about chains that are in the ring. One that is never attached again [lets go](Self::let_go) of them.
     pub fn set_waker(&mut self, waker: Option<Waker>) {
         match self {
             Self::Request(model) => model.set_waker(waker),
@@ -238,8 +242,16 @@ impl Model {
         }
     }
 
-    /// The worker has published all that was used, and has popped all chains that the driver had made available when the
-    /// turn began.
+    /// The worker has published all that was used. Chains that the driver has made available are still in the ring: more are
+    /// than a turn takes, or the queue pops none for a while.
+    #[inline]
+    pub fn published(&mut self) {
+        if let Self::Request(model) = self {
+            model.published();
+        }
+    }
+
+    /// Likewise, and has popped all chains that the driver had made available when the turn began, or pops no more.
     #[inline]
     pub fn caught_up(&mut self) {
         if let Self::Request(model) = self {

@@ -303,12 +303,12 @@ impl QueueWorker {
         self.stopped.leaving.is_some() && usize::from(self.queue.in_flight()) == self.model.left()
     }
 
-    /// Leaves what is kept to the record of what is in flight.
-    pub(super) fn let_go(&mut self) {
+    /// Leaves what is kept to the record of what is in flight, and lets go of functions: nobody looks at them here any more.
+    pub(crate) fn let_go(&mut self) {
+        self.model.let_go();
         if self.queue.in_flight() == 0 {
             return;
         }
-        self.model.let_go();
         self.stopped = Stopped::default();
         self.count_kept();
         self.counters.in_flight.set(0);

@@ -572,11 +572,9 @@ impl RequestModel for ScsiQueue {
                     self.waker.wake_by_ref();
                 }
             }
-            // They may be what a function is about.
-            None if self.has_commands() => self.inbox.open(Waker::noop().clone()),
+            // Functions go on coming: what they are about may be in progress, or in the ring.
             None => {
-                drop(self.inbox.close());
-                self.asked.clear();
+                self.inbox.open(Waker::noop().clone());
                 self.due.clear();
             }
         }
@@ -600,10 +598,15 @@ impl RequestModel for ScsiQueue {
     }
 
     #[inline]
-    fn caught_up(&mut self) {
+    fn published(&mut self) {
         if !self.due.is_empty() {
             self.due.clear();
         }
+    }
+
+    #[inline]
+    fn caught_up(&mut self) {
+        self.published();
         if !self.asked.is_empty() {
             self.apply_functions();
         }

@@ -136,7 +136,8 @@ impl EndedFunctions {
     }
 }
 
-/// The functions that a request queue is to act on. A queue that is attached to no loop has no commands, and takes none.
+/// The functions that a request queue is to act on. It takes them from when the queue first comes to a loop until it has left
+/// the last: between two loops as well, where what they are about may be in the ring.
 #[derive(Debug, Default)]
 pub(super) struct Inbox(Mutex<Letters>);
 
@@ -144,13 +145,20 @@ pub(super) struct Inbox(Mutex<Letters>);
 struct Letters {
     /// In the order in which they came.
     functions: Vec<Arc<Function>>,
-    /// The queue's, while it runs.
+    /// The queue's, while it takes any.
     waker: Option<Waker>,
 }
 
 impl Inbox {
+    /// Takes functions from here on, and has the queue woken by `waker`: also for those that there are already.
     pub(super) fn open(&self, waker: Waker) {
-        lock(&self.0).waker = Some(waker);
+        let mut letters = lock(&self.0);
+        letters.waker = Some(waker.clone());
+        let are_there = !letters.functions.is_empty();
+        drop(letters);
+        if are_there {
+            waker.wake();
+        }
     }
 
     /// Takes no more functions; those that it has.
