@@ -7,6 +7,8 @@ use egret_disk::Op;
 use crate::call::{Answer, Call};
 use crate::cdb::Cdb;
 use crate::command::Admission;
+use crate::execute::is_fenced;
+use crate::nexus::Nexus;
 use crate::sense::{Code, Key, Refusal, Sense};
 use crate::step::{DiskOp, Memory, Step, Task};
 use crate::unit::{LogicalUnit, Medium};
@@ -227,6 +229,22 @@ impl LogicalUnit {
         Ok(self.start(command, call.task.nexus, call.task.waker))
     }
 
+    /// Starts, stops or ejects what a command of a nexus that had been `preempted` so often when it began has asked for. It
+    /// may have written the cache since, for long: so this looks again at what was looked at then. Who preempts or prevents
+    /// does that under the same lock, and sees nothing change that is not allowed when it is answered.
+    pub(crate) fn change_medium(&self, to: Medium, nexus: &Nexus, preempted: u32) -> Result<(), Refusal> {
+        let mut state = self.state();
+        // To start it is allowed to all.
+        if to != Medium::Ready && is_fenced(nexus, preempted) {
+            return Err(Refusal::Conflict);
+        }
+        if to == Medium::Ejected && state.medium != Medium::Ejected && !state.preventing.is_empty() {
+            return Err(Sense::illegal(Code::REMOVAL_PREVENTED).into());
+        }
+        state.set_medium(to);
+        Ok(())
+    }
+
     /// PREVENT ALLOW MEDIUM REMOVAL (SBC-4).
     pub(crate) fn prevent_allow(&self, call: Call<'_>) -> Answer {
         let prevents = match call.cdb.byte(4) {
@@ -236,6 +254,10 @@ impl LogicalUnit {
         };
         let nexus = call.task.nexus.id();
         let mut state = self.state();
+        // Under the lock, where who preempts is before this or behind it.
+        if prevents && is_fenced(call.task.nexus, call.command.preempted) {
+            return Err(Refusal::Conflict);
+        }
         state.preventing.retain(|n| *n != nexus);
         if prevents {
             state.preventing.push(nexus);

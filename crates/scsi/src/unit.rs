@@ -240,12 +240,6 @@ impl LogicalUnit {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    pub(crate) fn set_medium(&self, medium: Medium) {
-        let mut state = self.state();
-        state.medium = medium;
-        state.settle();
-    }
 }
 
 impl State {
@@ -256,6 +250,11 @@ impl State {
             let mask = Flags::NO_READ | Flags::NO_WRITE | Flags::RESERVED | Flags::NOT_READY;
             nexus.set_flags(mask, self.reservations.denied(nexus.id) | not_ready);
         }
+    }
+
+    pub(crate) fn set_medium(&mut self, medium: Medium) {
+        self.medium = medium;
+        self.settle();
     }
 
     pub(crate) fn nexus(&self, id: NexusId) -> Option<&Nexus> {

@@ -1,9 +1,11 @@
+use std::task::Waker;
+
 use rustix::io::Errno;
 
 use super::*;
 use crate::step::MAX_SCRATCH;
 use crate::testing::{BLOCK, BLOCKS, Rig, cdb10, cdb12, cdb16, config};
-use crate::{LunConfig, Status};
+use crate::{Command, LunConfig, Status};
 
 const WRITE: Op = Op::Write { fua: false };
 const FUA_WRITE: Op = Op::Write { fua: true };
@@ -518,6 +520,21 @@ fn only_a_removable_medium_can_be_ejected_and_only_if_nobody_prevents_it() {
     rig.run_as(&other, &[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
     rig.unit.detach(other.id());
     rig.run(&start_stop(2), &[], 0).good();
+}
+
+#[test]
+fn a_medium_stays_whose_removal_is_prevented_while_its_cache_is_written_for_it() {
+    let mut rig = Rig::new(LunConfig { removable: true, ..config() });
+    let other = rig.other(2);
+    let (cdb, mut command) = (start_stop(2), Command::new());
+    let nexus = rig.nexus.clone();
+    let task = Task { cdb: &cdb, nexus: &nexus, luns: &[], data_in: 0, data_out: 0, lane: 0, waker: Waker::noop() };
+    let nothing: &[u8] = &[];
+    assert_eq!(rig.unit.begin(&mut command, &task, &nothing), Step::Disk(DiskOp::FLUSH));
+    rig.run_as(&other, &[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
+    let ended = rig.unit.step(&mut command, Ok(()), &nothing, &nexus, Waker::noop());
+    assert_eq!(ended, Sense::illegal(Code::REMOVAL_PREVENTED).into());
+    rig.run(&[0; 6], &[], 0).good();
 }
 
 /// SPC-5, PREVENT ALLOW MEDIUM REMOVAL command.
