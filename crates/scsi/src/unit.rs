@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::config::{ConfigError, LunConfig};
 use crate::kept::{Keeper, Keeping, Registered};
 use crate::nexus::{Attention, Flags, Nexus, NexusId};
-use crate::reservations::{Notices, Reservations};
+use crate::reservations::{Effects, Notices, Reservations};
 use crate::write_fence::WriteFence;
 
 /// A logical unit: a disk as SCSI has it.
@@ -275,6 +275,13 @@ impl State {
         for nexus in self.nexuses.iter().filter(|n| Some(n.id) != except) {
             nexus.attend(attention);
         }
+    }
+
+    /// Has a change of the reservations take effect, which is in the table.
+    pub(crate) fn take(&mut self, Effects { notices, allow_removal }: Effects) {
+        self.preventing.retain(|nexus| !allow_removal.contains(nexus));
+        self.settle();
+        self.tell(notices);
     }
 
     /// Tells those whom a change of the reservations is about, and then forgets who has gone: commands of theirs may wait,
