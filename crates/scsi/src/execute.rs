@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use crate::call::{Answer, Call};
 use crate::cdb::{Access, Cdb, Needs, Run, Spec};
 use crate::command::{Admission, Command, Hold};
+use crate::medium::is_of_medium;
 use crate::nexus::{Flags, Nexus};
 use crate::report::{log_sense, report_luns, report_task_management, send_diagnostic};
 use crate::sense::{Code, Key, Refusal, Sense, failure};
@@ -53,6 +54,10 @@ impl LogicalUnit {
         let (cdb, spec) = Cdb::parse(task.cdb).ok()?;
         let op = match spec.run {
             Run::Read => {
+                if is_of_medium(&cdb) {
+                    // It may be a flush as well.
+                    return None;
+                }
                 let op = self.read_op(&cdb, task).ok()??;
                 command.begin();
                 op

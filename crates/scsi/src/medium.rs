@@ -28,7 +28,12 @@ impl LogicalUnit {
     /// READ (6), (10), (12) and (16) (SBC-4).
     pub(crate) fn read(&self, call: Call<'_>) -> Answer {
         let Some(op) = self.read_op(&call.cdb, call.task)? else { return Ok(Step::good(0)) };
-        Ok(self.start_one(call.command, call.task, op))
+        if !is_of_medium(&call.cdb) || self.config.read_only || !self.told(&self.state()).write_cache {
+            return Ok(self.start_one(call.command, call.task, op));
+        }
+        call.command.moved = op.len;
+        call.command.work = Work::FlushThen(op);
+        Ok(self.start(call.command, call.task.nexus, call.task.waker))
     }
 
     /// What a READ asks of the disk; `None` where that is nothing.
@@ -330,6 +335,13 @@ impl LogicalUnit {
         // The block limits page has 32 bits for this, in blocks.
         self.config.discard.map_or(0, most).min(u64::from(u32::MAX) * self.block())
     }
+}
+
+/// Whether a READ is of what the medium has (FUA): what a cache has that is newer is written there first. READ (6) has an
+/// address where the others have that.
+#[inline]
+pub(crate) fn is_of_medium(cdb: &Cdb) -> bool {
+    cdb.has(1, FUA) && cdb.byte(0) != 0x08
 }
 
 /// BYTCHK, in byte 1.

@@ -340,13 +340,15 @@ impl ScsiQueue {
                 Buffers::own(mem::take(slot.command.scratch(&given)), list)
             }
         };
-        slot.request_type.get_or_insert(match op {
+        let request_type = match op {
             Op::Read => RequestType::Read,
             Op::Write { .. } => RequestType::Write,
             Op::Flush => RequestType::Flush,
             Op::Discard => RequestType::Discard,
             Op::WriteZeroes { .. } => RequestType::WriteZeroes,
-        });
+        };
+        // It counts as what it does first; but a flush is only the way to the rest, where there is one.
+        slot.request_type = slot.request_type.filter(|before| *before != RequestType::Flush).or(Some(request_type));
         slot.bytes += len;
         Request { op, offset, len, buffers, token }
     }
