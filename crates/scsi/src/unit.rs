@@ -170,6 +170,11 @@ impl LogicalUnit {
         if is_alone { self.reset() } else { self.reset_nexus(id) }
     }
 
+    /// Whether a key is registered, by whomever: whoever has one, and whoever has none any more, relies on it.
+    pub fn is_registered(&self) -> bool {
+        !self.state().reservations.registrations().is_empty()
+    }
+
     /// Tells every nexus that something has changed, except for the one that has done it.
     pub fn attend(&self, attention: Attention, except: Option<NexusId>) {
         self.state().attend(attention, except);
