@@ -1,8 +1,10 @@
 //! A queue worker: one guest's queue, run by one loop.
 
+mod limited;
 mod overdue;
 mod stopped;
 
+use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io;
 use std::mem;
@@ -146,6 +148,8 @@ pub(crate) struct QueueWorker {
     iovecs: u32,
     /// Requests that completions led to. They are pushed at the next dispatch, because a completion has no engines at hand.
     follow_ups: Vec<(DiskKey, Request<Buffers>)>,
+    /// Requests that held up others while they waited for limits, to be taken up again.
+    taken_back: VecDeque<(DiskKey, Request<Buffers>)>,
     /// The loop that it is to be attached to.
     home: Option<LoopHandle<Worker>>,
     /// Rings when waiting chains may go on; there is one while the worker is attached.
@@ -232,6 +236,7 @@ impl QueueWorker {
             begun,
             iovecs: 0,
             follow_ups: Vec::new(),
+            taken_back: VecDeque::new(),
             home: None,
             alarm: None,
             phase: Phase::Running,
@@ -367,8 +372,13 @@ impl QueueWorker {
             return self.keep(key, request);
         }
         let Request { op, offset, len, buffers, token } = request;
+        let head = token.slot();
         match self.queue.lend(buffers, op.access()) {
-            Ok(buffers) => engines.push(slot, Request { op, offset, len, buffers, token }),
+            Ok(buffers) => {
+                if engines.push(slot, Request { op, offset, len, buffers, token }) {
+                    self.model.may_wait(head);
+                }
+            }
             Err(buffers) => self.refuse(token, buffers, Errno::FAULT, now),
         }
     }
@@ -480,9 +490,12 @@ impl QueueWorker {
     /// Resumes waiting chains if the alarm has rung. No timer is needed: what a chain waits for wakes the queue when it
     /// ends. Where no chain waits this costs one load.
     #[inline]
-    fn answer_alarm(&mut self, now: Nanos) {
+    fn answer_alarm(&mut self, engines: &mut EngineSet, now: Nanos) {
         if self.alarm.as_ref().is_some_and(|alarm| alarm.answer()) {
             self.resume(now);
+            if self.model.takes_back() {
+                self.take_back(engines);
+            }
         }
     }
 
@@ -582,12 +595,15 @@ impl QueueWorker {
     }
 
     pub(crate) fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Worker>) {
-        self.answer_alarm(turn.now());
+        self.answer_alarm(engines, turn.now());
         if self.stopped.is || self.errors.is_stopped() {
             self.attend_stop(engines, turn);
         }
         if !self.follow_ups.is_empty() {
             self.push_follow_ups(engines, turn.now());
+        }
+        if !self.taken_back.is_empty() {
+            self.take_up_again(engines, turn.now());
         }
         if self.fds.kick.is_none() {
             self.look_again(turn);

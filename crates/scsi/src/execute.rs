@@ -144,6 +144,18 @@ impl LogicalUnit {
         self.advance(command, nexus)
     }
 
+    /// Whether somebody waits for the command, on whatever nexus: for its operation that is out, which no disk has yet. Then
+    /// it is to be [suspended](Self::suspend), and readmitted at once. To be asked when a waker says so that is a
+    /// [holder's](Self::add_holder), and of every operation that is about to wait for a disk: one of the two finds it.
+    #[cold]
+    pub fn holds_up(&self, command: &Command) -> bool {
+        match &command.hold {
+            Hold::Pass(pass) => self.fence.holds_up(pass),
+            Hold::Ticket { ticket, .. } => self.fence.is_outlived(*ticket),
+            Hold::Nothing | Hold::Place(_) | Hold::Turn(_) | Hold::Change(_) => false,
+        }
+    }
+
     /// Puts a command off whose operation `out` is not to run for a while, and does not run now: until it is
     /// [readmitted](Self::readmit) nobody waits for it. Says whether it begins again then, as COMPARE AND WRITE does:
     /// others may change what it has compared.

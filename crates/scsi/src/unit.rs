@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 
 use crate::config::{ConfigError, LunConfig};
 use crate::kept::{Keeper, Keeping, Registered};
@@ -124,6 +125,17 @@ impl LogicalUnit {
         }
         state.forget();
         state.settle();
+    }
+
+    /// Has `waker` woken whenever a command begins to wait for others', on whatever nexus. It is for who may have operations that
+    /// wait for long before a disk has them, as for its limits: some of these may be [what is waited for](Self::holds_up).
+    pub fn add_holder(&self, waker: Waker) {
+        self.fence.add_holder(waker);
+    }
+
+    /// Takes such a waker back, once.
+    pub fn remove_holder(&self, waker: &Waker) {
+        self.fence.remove_holder(waker);
     }
 
     /// LOGICAL UNIT RESET (SAM-5): everything is as after power on, except for persistent reservations and the write

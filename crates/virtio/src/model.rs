@@ -61,6 +61,19 @@ pub trait RequestModel: Send {
     /// As [`Model::caught_up`].
     fn caught_up(&mut self) {}
 
+    /// As [`Model::may_wait`].
+    fn may_wait(&mut self, _head: u16) {}
+
+    /// As [`Model::takes_back`].
+    fn takes_back(&mut self) -> bool {
+        false
+    }
+
+    /// As [`Model::holds_up`].
+    fn holds_up(&self, _head: u16) -> bool {
+        false
+    }
+
     /// As [`Model::waiting`].
     fn waiting(&self) -> usize {
         0
@@ -207,6 +220,32 @@ impl Model {
     pub fn end_left(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
         if let Self::Control(model) = self {
             into.extend(model.end_left(memory).into_iter().map(Next::Complete));
+        }
+    }
+
+    /// The chain's request may wait for its disk's limits.
+    #[cold]
+    pub fn may_wait(&mut self, head: u16) {
+        if let Self::Request(model) = self {
+            model.may_wait(head);
+        }
+    }
+
+    /// Whether some requests that wait for limits [hold up](Self::holds_up) others, since the last call: those are to be taken
+    /// back from their disks, [suspended](Self::suspend) and [readmitted](Self::readmit).
+    #[cold]
+    pub fn takes_back(&mut self) -> bool {
+        match self {
+            Self::Request(model) => model.takes_back(),
+            Self::Control(_) | Self::Event(_) => false,
+        }
+    }
+
+    /// Whether others wait for the chain at `head`, on whatever queue: chains, or functions that are to end it.
+    pub fn holds_up(&self, head: u16) -> bool {
+        match self {
+            Self::Request(model) => model.holds_up(head),
+            Self::Control(_) | Self::Event(_) => false,
         }
     }
 

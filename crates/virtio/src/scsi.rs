@@ -31,6 +31,7 @@ mod waiting;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
 
 use egret_scsi::{Attention, LogicalUnit, NexusId};
 use egret_vring::ring::Inflight;
@@ -52,7 +53,7 @@ use crate::state::StateError;
 use control::ControlQueue;
 use events::{Event, EventQueue, Events, What};
 use luns::Table;
-use tasks::Inbox;
+use tasks::{Inbox, Inboxes};
 
 /// The queues before the first request queue.
 const FIXED_QUEUES: u16 = 2;
@@ -87,8 +88,9 @@ pub struct Scsi {
     /// The version of the table in `luns`, so that queues need not take the lock to see whether it has changed.
     version: AtomicU64,
     events: Events,
-    /// Of each request queue, for task management functions.
-    inboxes: Mutex<Vec<Arc<Inbox>>>,
+    /// Of each request queue, for task management functions; and the waker of them all, which its units have.
+    inboxes: Arc<Inboxes>,
+    holder: Waker,
     /// Where it is noted that a unit has no write cache, while there is a record. Taken before `luns`.
     record: Mutex<Option<Inflight>>,
 }
@@ -115,6 +117,7 @@ impl Scsi {
     /// What is wrong with `config`.
     pub fn new(config: ScsiConfig, initiator: &str) -> Result<Arc<Self>, ScsiError> {
         config.check()?;
+        let inboxes = Inboxes::new(config.num_queues);
         Ok(Arc::new(Self {
             nexus: NexusId::of_initiator(initiator),
             acked: AtomicU64::new(0),
@@ -123,7 +126,8 @@ impl Scsi {
             luns: Mutex::default(),
             version: AtomicU64::new(0),
             events: Events::default(),
-            inboxes: Mutex::new((0..config.num_queues).map(|_| Arc::default()).collect()),
+            holder: Arc::clone(&inboxes).into(),
+            inboxes,
             record: Mutex::default(),
             config,
         }))
@@ -156,12 +160,19 @@ impl Scsi {
             luns.keys.push(Weak::new());
         }
         luns.keys[key] = Arc::downgrade(&lun);
+        lun.unit.add_holder(self.holder.clone());
         Ok(lun)
+    }
+
+    /// The driver has nothing to do with a unit any more.
+    fn detach(&self, lun: &Lun) {
+        lun.unit.detach(self.nexus);
+        lun.unit.remove_holder(&self.holder);
     }
 
     /// Gives up a place that was prepared and is not going to be added.
     pub fn abandon(&self, lun: &Lun) {
-        lun.unit.detach(self.nexus);
+        self.detach(lun);
     }
 
     /// Shows a unit to the driver, and tells it.
@@ -193,7 +204,7 @@ impl Scsi {
             other.nexus.attend(Attention::LunsChanged);
         }
         drop(luns);
-        gone.unit.detach(self.nexus);
+        self.detach(&gone);
         self.raise(HOTPLUG, Event { address, what: What::Removed });
         Some(gone)
     }
@@ -277,7 +288,7 @@ impl Scsi {
     }
 
     fn inboxes(&self) -> MutexGuard<'_, Vec<Arc<Inbox>>> {
-        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inboxes.lock()
     }
 
     /// The model of a request queue, counted from 0, which has `size` descriptors.
@@ -294,7 +305,7 @@ impl Drop for Scsi {
     /// The driver will not come back to units that others may have as well.
     fn drop(&mut self) {
         for lun in self.luns().table.all() {
-            lun.unit.detach(self.nexus);
+            self.detach(lun);
         }
     }
 }

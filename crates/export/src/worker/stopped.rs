@@ -253,7 +253,7 @@ impl QueueWorker {
     }
 
     /// Goes on with a request that was kept: now, or when those have ended that came in between.
-    fn take_up(&mut self, engines: &mut EngineSet, key: DiskKey, request: Request<Buffers>, now: Nanos) {
+    pub(super) fn take_up(&mut self, engines: &mut EngineSet, key: DiskKey, request: Request<Buffers>, now: Nanos) {
         // As for completions.
         self.check_truncation();
         self.is_taken_up(request.token.slot(), now);

@@ -1,6 +1,7 @@
 //! An export of a virtio-scsi device, whose units come, go and grow while a front-end drives its rings.
 
 mod gate;
+mod limited;
 mod live;
 mod machine;
 #[path = "../peer/mod.rs"]

@@ -154,6 +154,8 @@ pub struct ScsiQueue {
     asked: Vec<Arc<Function>>,
     /// Functions to release when everything used is published.
     due: Vec<Arc<Function>>,
+    /// Some requests that wait for limits may hold up others' commands.
+    takes_back: bool,
     /// Some command is to be aborted, and may be waiting.
     ends: bool,
     /// Commands that wait for overlapping ones, the next to be tried again first; and what is rung when they are worth that.
@@ -183,6 +185,7 @@ impl ScsiQueue {
             inbox,
             asked: Vec::new(),
             due: Vec::new(),
+            takes_back: false,
             ends: false,
             waiting: VecDeque::new(),
             waker: Arc::clone(&bell).into(),
@@ -585,8 +588,10 @@ impl RequestModel for ScsiQueue {
     fn resume(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
         if mem::take(&mut self.ends) {
             self.end_early(memory, into);
+            self.takes_back |= self.inbox.holds();
         }
         self.open_inbox();
+        self.takes_back |= self.inbox.is_called();
         // Reset before the commands are retried, so that a ring during the retries wakes the queue again.
         if self.bell.rung.swap(false, Ordering::Acquire) {
             self.untried = self.waiting.len();
@@ -612,6 +617,26 @@ impl RequestModel for ScsiQueue {
         if !self.asked.is_empty() {
             self.apply_functions();
         }
+    }
+
+    #[cold]
+    fn may_wait(&mut self, head: u16) {
+        self.inbox.hold();
+        // The other half of what `Inbox::hold` says.
+        if self.holds_up(head) {
+            self.takes_back = true;
+            self.bell.queue.wake_by_ref();
+        }
+    }
+
+    fn takes_back(&mut self) -> bool {
+        mem::take(&mut self.takes_back)
+    }
+
+    fn holds_up(&self, head: u16) -> bool {
+        let slot = &self.slots[usize::from(head)];
+        // A function waits for one that is to end.
+        slot.ends.is_some() || self.view.lun(self.unit_of(head)).unit.holds_up(&slot.command)
     }
 
     fn waiting(&self) -> usize {
