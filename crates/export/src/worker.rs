@@ -647,6 +647,9 @@ impl QueueWorker {
         self.counters.calls_spared.add(u64::from(has_published && !wants_call));
         if self.has_caught_up() {
             self.model.caught_up();
+        } else if self.stopped.is && !self.takes_chains() {
+            // It may be that nothing else makes room.
+            self.model.is_full();
         } else {
             self.model.published();
         }

@@ -58,6 +58,9 @@ pub trait RequestModel: Send {
     /// As [`Model::published`].
     fn published(&mut self) {}
 
+    /// As [`Model::is_full`].
+    fn is_full(&mut self) {}
+
     /// As [`Model::caught_up`].
     fn caught_up(&mut self) {}
 
@@ -287,6 +290,15 @@ impl Model {
     pub fn published(&mut self) {
         if let Self::Request(model) = self {
             model.published();
+        }
+    }
+
+    /// Likewise, and none is popped before some in progress have ended, which wait for what may never come. Functions are to end
+    /// those that they are about, though they may be about some in the ring as well.
+    #[cold]
+    pub fn is_full(&mut self) {
+        if let Self::Request(model) = self {
+            model.is_full();
         }
     }
 

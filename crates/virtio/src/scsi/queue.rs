@@ -18,7 +18,7 @@ use virtio_bindings::bindings::virtio_scsi::{
 
 use super::address::Addressed;
 use super::luns::View;
-use super::tasks::{Abort, Function, Inbox};
+use super::tasks::{Abort, About, Function, Inbox};
 use super::waiting::{Bell, Needy, Scratch, Waiting};
 use super::{Scsi, config};
 use crate::model::{Completed, DiskKey, Malformed, Next, RequestModel, RequestType, Status, keep};
@@ -611,6 +611,21 @@ impl RequestModel for ScsiQueue {
         }
     }
 
+    fn is_full(&mut self) {
+        self.published();
+        let asked = mem::take(&mut self.asked);
+        for function in asked {
+            let found = self.apply(&function);
+            // No other command has the tag of one that was found.
+            if !(found && matches!(function.about, About::Task(..))) {
+                self.asked.push(function);
+            }
+        }
+        if self.ends {
+            self.bell.queue.wake_by_ref();
+        }
+    }
+
     #[inline]
     fn caught_up(&mut self) {
         self.published();
@@ -713,22 +728,30 @@ impl ScsiQueue {
     #[cold]
     fn apply_functions(&mut self) {
         for function in mem::take(&mut self.asked) {
-            for slot in &mut self.slots {
-                let Some(unit) = slot.unit else { continue };
-                if !function.about.names(self.view.lun(unit as usize).address, slot.tag) {
-                    continue;
-                }
-                function.find();
-                if function.ends.is_some() {
-                    slot.ends = function.ends;
-                    slot.functions.push(Arc::clone(&function));
-                    self.ends = true;
-                }
-            }
+            self.apply(&function);
         }
         if self.ends {
             self.bell.queue.wake_by_ref();
         }
+    }
+
+    /// Applies a function to the commands in progress. Says whether it is about some of them.
+    fn apply(&mut self, function: &Arc<Function>) -> bool {
+        let mut found = false;
+        for slot in &mut self.slots {
+            let Some(unit) = slot.unit else { continue };
+            if !function.about.names(self.view.lun(unit as usize).address, slot.tag) {
+                continue;
+            }
+            found = true;
+            function.find();
+            if function.ends.is_some() && !slot.functions.iter().any(|other| Arc::ptr_eq(other, function)) {
+                slot.ends = function.ends;
+                slot.functions.push(Arc::clone(function));
+                self.ends = true;
+            }
+        }
+        found
     }
 
     /// Aborts the waiting commands that are to be aborted. The others are aborted when their disk operation completes.
