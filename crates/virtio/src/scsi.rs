@@ -186,10 +186,12 @@ impl Scsi {
         if luns.table.find(address).is_some() {
             return Err(LunError::Taken(address));
         }
-        for other in luns.table.of_target(address.target) {
+        let before = Arc::clone(&luns.table);
+        self.replace(&mut luns, |table| table.with(lun));
+        // When it can be seen: who is told, and asks for the list, is not to be given the old one.
+        for other in before.of_target(address.target) {
             other.nexus.attend(Attention::LunsChanged);
         }
-        self.replace(&mut luns, |table| table.with(lun));
         drop(luns);
         self.raise(HOTPLUG, Event { address, what: What::Added });
         Ok(())

@@ -1,5 +1,7 @@
 //! One request queue of a virtio-scsi device: chains in, SCSI commands on their way (virtio 1.3, 5.6.6.1).
 
+mod header;
+
 use std::collections::VecDeque;
 use std::mem;
 use std::slice;
@@ -8,7 +10,9 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use egret_disk::{Completion, Op, Request, RequestToken};
-use egret_scsi::{Command, DataOut, DiskOp, Done, Key, Memory, Sense, Status as ScsiStatus, Step, Task, absent};
+use egret_scsi::{
+    Attention, Command, DataOut, DiskOp, Done, Key, Memory, Nexus, Sense, Status as ScsiStatus, Step, Task, absent,
+};
 use egret_vring::memory::{Buffers, GuestMemory, IoVec, iovecs};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
@@ -16,6 +20,7 @@ use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_S_RESET,
 };
 
+use self::header::{FIXED, Header};
 use super::address::Addressed;
 use super::luns::View;
 use super::tasks::{Abort, About, Function, Inbox};
@@ -23,10 +28,6 @@ use super::waiting::{Bell, Needy, Scratch, Waiting};
 use super::{Scsi, config};
 use crate::model::{Completed, DiskKey, Malformed, Next, RequestModel, RequestType, Status, keep};
 
-/// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
-const FIXED: usize = 19;
-/// As much of a CDB as is looked at: no command is longer, and a header has room for no less.
-const CDB: usize = *config::CDB_SIZES.start() as usize;
 /// The response up to its sense data: sense_len, residual, status_qualifier, status, response.
 const RESPONSE: usize = 12;
 const LONGEST_SENSE: usize = *config::SENSE_SIZES.end() as usize;
@@ -84,43 +85,6 @@ struct Layout {
     header: usize,
     /// Length of the response, after which data-in begins.
     response: usize,
-}
-
-/// What a header says, as far as it is looked at.
-struct Header {
-    lun: [u8; 8],
-    tag: u64,
-    cdb: [u8; CDB],
-}
-
-impl Header {
-    /// Words that have all of it.
-    const WORDS: usize = (FIXED + CDB).div_ceil(8);
-
-    /// Reads the header at the beginning of `iovecs`. In words, and from where it nearly always is: a copy of it would have
-    /// to be waited for, because its fields are wider than what a copy stores at a time.
-    #[inline(always)]
-    fn read(memory: &GuestMemory, iovecs: &[IoVec]) -> Option<Self> {
-        let words = iovecs.first().and_then(|iovec| memory.words(iovec));
-        let [lun, tag, a, b, c] = match words {
-            Some(words) => words,
-            None => Self::gather(memory, iovecs)?,
-        };
-        // The CDB begins at the fourth byte of the third word.
-        let cdb = u128::from(a >> 24) | u128::from(b) << 40 | u128::from(c) << 104;
-        Some(Self { lun: lun.to_le_bytes(), tag, cdb: cdb.to_le_bytes() })
-    }
-
-    #[cold]
-    fn gather(memory: &GuestMemory, iovecs: &[IoVec]) -> Option<[u64; Self::WORDS]> {
-        let mut bytes = [0; 8 * Self::WORDS];
-        let header = &mut bytes[..FIXED + CDB];
-        if memory.gather(iovecs, header) != header.len() {
-            return None;
-        }
-        let (words, _) = bytes.as_chunks();
-        Some(std::array::from_fn(|at| u64::from_le_bytes(words[at])))
-    }
 }
 
 /// The data-out of a chain.
@@ -252,6 +216,9 @@ impl ScsiQueue {
         };
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
         let step = lun.unit.begin(&mut slot.command, &task, &given);
+        if cdb[0] == REPORT_LUNS {
+            self.tell_if_old(&lun.nexus);
+        }
         let next = self.proceed(memory, token, unit, step);
         if !matches!(next, Next::Complete(_)) {
             self.enter(head, *tag, unit);
@@ -284,9 +251,21 @@ impl ScsiQueue {
             waker: &self.waker,
         };
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
-        match absent(&mut slot.command, &task, &given) {
+        let step = absent(&mut slot.command, &task, &given);
+        if cdb[0] == REPORT_LUNS {
+            self.tell_if_old(&neighbour.nexus);
+        }
+        match step {
             Step::Done(done) => self.finish(memory, head, VIRTIO_SCSI_S_OK, done),
             _ => self.finish(memory, head, VIRTIO_SCSI_S_OVERRUN, NOT_DONE),
+        }
+    }
+
+    /// Who has been given a list of units need not be told that it has changed: unless it has since this queue looked, which
+    /// may be what was to be told.
+    fn tell_if_old(&self, nexus: &Nexus) {
+        if !self.view.is_current(&self.scsi) {
+            nexus.attend(Attention::LunsChanged);
         }
     }
 
@@ -794,3 +773,6 @@ impl Drop for ScsiQueue {
         self.let_go();
     }
 }
+
+#[cfg(test)]
+mod tests;
