@@ -166,8 +166,8 @@ impl EngineSet {
         self.engines.iter_mut().for_each(|engine| engine.set_beside_others(several));
     }
 
-    /// Takes a request; it starts at the next [`submit`](Backend::submit). Makes no system call, and allocates nothing
-    /// in the steady state.
+    /// Takes a request; it starts at the next [`submit`](Backend::submit), unless the disk has limits: then it may wait for
+    /// them, and this returns whether that is so. Makes no system call, and allocates nothing in the steady state.
     ///
     /// A request that makes no sense completes with an error: `EINVAL` outside the disk or not made of whole 512-byte
     /// sectors, `EROFS` where a read-only disk would change.
@@ -176,15 +176,17 @@ impl EngineSet {
     ///
     /// If `slot` is not attached.
     #[inline]
-    pub fn push(&mut self, slot: DiskSlot, request: Request) {
+    pub fn push(&mut self, slot: DiskSlot, request: Request) -> bool {
         let attached = self.slots[slot.0 as usize].as_mut().expect("the slot is attached");
         attached.in_flight += 1;
         self.in_flight += 1;
         // All that limits cost a disk without them.
         if attached.disk.throttle.version() != 0 {
-            return self.throttle(slot.0, request);
+            self.throttle(slot.0, request);
+            return true;
         }
         self.start(slot.0, request);
+        false
     }
 
     /// Has a request run: by an engine, by workers, or by answering it.
@@ -315,6 +317,16 @@ impl EngineSet {
     pub fn withdraw(&mut self, slot: DiskSlot) -> Vec<Request> {
         let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return Vec::new() };
         let requests = attached.throttled.withdraw();
+        attached.in_flight -= requests.len() as u32;
+        self.in_flight -= requests.len() as u32;
+        requests
+    }
+
+    /// As [`withdraw`](Self::withdraw), but for those that the limits let through already, in this turn or one of the next: these
+    /// would be counted again if they were pushed again.
+    pub fn withdraw_waiting(&mut self, slot: DiskSlot) -> Vec<Request> {
+        let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return Vec::new() };
+        let requests = attached.throttled.take_waiting();
         attached.in_flight -= requests.len() as u32;
         self.in_flight -= requests.len() as u32;
         requests

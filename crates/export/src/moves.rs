@@ -119,7 +119,8 @@ fn shift(queues: &mut Queues, targets: Targets) -> Result<Pause, Problem> {
         let queue = moved.queue;
         match moved.at {
             Ok(RunningQueue { on, id, .. }) => (queues.loops[queue], queues.running[queue]) = (on, Some(id)),
-            Err(worker) => {
+            Err(mut worker) => {
+                worker.strand();
                 tracing::error!("queue {queue} is served by nobody, until its client stops and starts it");
                 queues.running[queue] = None;
                 queues.stranded.push((queue, worker));

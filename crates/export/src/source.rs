@@ -84,6 +84,14 @@ impl Worker {
         }
     }
 
+    /// No loop has it any more, and nobody serves it until its client stops it: what others wait for it does not do.
+    pub(crate) fn strand(&mut self) {
+        match &mut self.0 {
+            Kind::Queue(queue) => queue.let_go(),
+            Kind::Lane(_) => {}
+        }
+    }
+
     /// Gives it another disk, which `engines` have at `slot`; returns where the old one was, for them to let go of it.
     pub(crate) fn replace_disk(&mut self, key: DiskKey, disk: Arc<Disk>, slot: DiskSlot) -> Option<DiskSlot> {
         match &mut self.0 {

@@ -1,8 +1,10 @@
 //! A queue worker: one guest's queue, run by one loop.
 
+mod limited;
 mod overdue;
 mod stopped;
 
+use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io;
 use std::mem;
@@ -151,6 +153,8 @@ pub(crate) struct QueueWorker {
     iovecs: u32,
     /// Requests that completions led to. They are pushed at the next dispatch, because a completion has no engines at hand.
     follow_ups: Vec<(DiskKey, Request<Buffers>)>,
+    /// Requests that held up others while they waited for limits, to be taken up again.
+    taken_back: VecDeque<(DiskKey, Request<Buffers>)>,
     /// The loop that it is to be attached to.
     home: Option<LoopHandle<Worker>>,
     /// Rings when waiting chains may go on; there is one while the worker is attached.
@@ -237,6 +241,7 @@ impl QueueWorker {
             begun,
             iovecs: 0,
             follow_ups: Vec::new(),
+            taken_back: VecDeque::new(),
             home: None,
             alarm: None,
             phase: Phase::Running,
@@ -373,8 +378,13 @@ impl QueueWorker {
             return self.keep(key, request);
         }
         let Request { op, offset, len, buffers, token } = request;
+        let head = token.slot();
         match self.queue.lend(buffers, op.access()) {
-            Ok(buffers) => engines.push(slot, Request { op, offset, len, buffers, token }),
+            Ok(buffers) => {
+                if engines.push(slot, Request { op, offset, len, buffers, token }) {
+                    self.model.may_wait(head);
+                }
+            }
             Err(buffers) => self.refuse(token, buffers, Errno::FAULT, now),
         }
     }
@@ -486,9 +496,12 @@ impl QueueWorker {
     /// Resumes waiting chains if the alarm has rung. No timer is needed: what a chain waits for wakes the queue when it
     /// ends. Where no chain waits this costs one load.
     #[inline]
-    fn answer_alarm(&mut self, now: Nanos) {
+    fn answer_alarm(&mut self, engines: &mut EngineSet, now: Nanos) {
         if self.alarm.as_ref().is_some_and(|alarm| alarm.answer()) {
             self.resume(now);
+            if self.model.takes_back() {
+                self.take_back(engines);
+            }
         }
     }
 
@@ -588,12 +601,15 @@ impl QueueWorker {
     }
 
     pub(crate) fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Worker>) {
-        self.answer_alarm(turn.now());
+        self.answer_alarm(engines, turn.now());
         if self.stopped.is || self.errors.is_stopped() {
             self.attend_stop(engines, turn);
         }
         if !self.follow_ups.is_empty() {
             self.push_follow_ups(engines, turn.now());
+        }
+        if !self.taken_back.is_empty() {
+            self.take_up_again(engines, turn.now());
         }
         if self.fds.kick.is_none() {
             self.look_again(turn);
@@ -635,10 +651,13 @@ impl QueueWorker {
             std::mem::take(&mut self.wants_call) | (self.phase != Phase::Broken && self.queue.publish_used());
         let owes_call = std::mem::take(&mut self.fds.owes_call);
         self.counters.calls_spared.add(u64::from(has_published && !wants_call));
-        // A task management function must find the commands that were made available before it. So functions are looked at
-        // only when every available chain has been popped, unless the queue pops no more.
-        if !(self.is_behind && (self.phase == Phase::Running || self.recovers())) {
+        if self.has_caught_up() {
             self.model.caught_up();
+        } else if self.stopped.is && !self.takes_chains() {
+            // It may be that nothing else makes room.
+            self.model.is_full();
+        } else {
+            self.model.published();
         }
         if has_published && let Some(log) = &self.fds.log {
             signals.push(log.as_fd());
@@ -649,6 +668,18 @@ impl QueueWorker {
         }
         if std::mem::take(&mut self.fds.owes_err) {
             signal(signals, self.fds.err.as_ref());
+        }
+    }
+
+    /// Whether the queue has popped every chain that was available, or pops no more: then functions are looked at, which must
+    /// find the commands that were made available before them.
+    #[inline]
+    fn has_caught_up(&self) -> bool {
+        match self.phase {
+            Phase::Running => !self.is_behind,
+            // One that does not leave for good goes on popping, with another disk or on another loop.
+            Phase::Stopping => self.stopped.leaving.is_some() && !(self.is_behind && self.recovers()),
+            Phase::Broken => true,
         }
     }
 
@@ -689,6 +720,8 @@ impl QueueWorker {
         }
         if self.phase == Phase::Stopping {
             self.phase = Phase::Running;
+            // Whatever came meanwhile, until it has looked.
+            self.is_behind = true;
             // While it stopped its timer was another's.
             self.look_at = Nanos::ZERO;
         }

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use crate::call::{Answer, Call};
 use crate::cdb::{Access, Cdb, Needs, Run, Spec};
 use crate::command::{Admission, Command, Hold};
+use crate::medium::is_of_medium;
 use crate::nexus::{Flags, Nexus};
 use crate::report::{log_sense, report_luns, report_task_management, send_diagnostic};
 use crate::sense::{Code, Key, Refusal, Sense, failure};
@@ -53,6 +54,10 @@ impl LogicalUnit {
         let (cdb, spec) = Cdb::parse(task.cdb).ok()?;
         let op = match spec.run {
             Run::Read => {
+                if is_of_medium(&cdb) {
+                    // It may be a flush as well.
+                    return None;
+                }
                 let op = self.read_op(&cdb, task).ok()??;
                 command.begin();
                 op
@@ -136,7 +141,19 @@ impl LogicalUnit {
             self.let_go(command);
             return self.start(command, nexus, waker);
         }
-        self.advance(command)
+        self.advance(command, nexus)
+    }
+
+    /// Whether somebody waits for the command, on whatever nexus: for its operation that is out, which no disk has yet. Then
+    /// it is to be [suspended](Self::suspend), and readmitted at once. To be asked when a waker says so that is a
+    /// [holder's](Self::add_holder), and of every operation that is about to wait for a disk: one of the two finds it.
+    #[cold]
+    pub fn holds_up(&self, command: &Command) -> bool {
+        match &command.hold {
+            Hold::Pass(pass) => self.fence.holds_up(pass),
+            Hold::Ticket { ticket, .. } => self.fence.is_outlived(*ticket),
+            Hold::Nothing | Hold::Place(_) | Hold::Turn(_) | Hold::Change(_) => false,
+        }
     }
 
     /// Puts a command off whose operation `out` is not to run for a while, and does not run now: until it is
@@ -193,7 +210,7 @@ impl LogicalUnit {
         }
         if let Admission::Alone(_) = command.admission {
             command.out = None;
-            return Some(self.advance(command));
+            return Some(self.advance(command, nexus));
         }
         (command.piece > 0).then_some(Step::Disk(DiskOp { memory: Memory::Scratch, ..*out }))
     }
@@ -207,7 +224,7 @@ impl LogicalUnit {
 
     /// Lets the command in where it needs that, and begins its work.
     pub(crate) fn start(&self, command: &mut Command, nexus: &Nexus, waker: &Waker) -> Step {
-        self.keep_out(command, nexus, waker).unwrap_or_else(|| self.advance(command))
+        self.keep_out(command, nexus, waker).unwrap_or_else(|| self.advance(command, nexus))
     }
 
     /// Likewise for a command that is one operation and nothing else.
@@ -304,13 +321,15 @@ impl LogicalUnit {
         *drained && (!matches!(command.admission, Admission::Quiet) || self.fence.outlived(*ticket, waker))
     }
 
-    fn advance(&self, command: &mut Command) -> Step {
+    fn advance(&self, command: &mut Command, nexus: &Nexus) -> Step {
         if let Some(op) = command.issue() {
             return Step::Disk(op);
         }
         self.release(command);
-        if let Some(medium) = command.medium.take() {
-            self.set_medium(medium);
+        if let Some(medium) = command.medium.take()
+            && let Err(refusal) = self.change_medium(medium, nexus, command.preempted)
+        {
+            return refusal.into();
         }
         if let Some((turned_off, by)) = command.flushes.take() {
             self.is_flushed(turned_off, by);
@@ -442,7 +461,7 @@ impl Command {
 /// Whether a command is kept out whose nexus had been `preempted` so often when it began: by a reservation that there is,
 /// or since another has preempted the nexus, which may have registered again.
 #[inline]
-fn is_fenced(nexus: &Nexus, preempted: u32) -> bool {
+pub(crate) fn is_fenced(nexus: &Nexus, preempted: u32) -> bool {
     nexus.flags().has(Flags::NO_WRITE) || nexus.preempted() != preempted
 }
 

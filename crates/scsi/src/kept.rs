@@ -12,7 +12,7 @@ use std::task::Waker;
 
 use crate::command::Hold;
 use crate::nexus::NexusId;
-use crate::reservations::{Notices, Reservations};
+use crate::reservations::{Effects, Reservations};
 use crate::unit::State;
 
 /// The persistent reservations of a unit, as they are stored.
@@ -38,7 +38,7 @@ pub trait Keeper: Send + Sync + fmt::Debug {
 pub struct Change {
     state: Arc<Mutex<State>>,
     /// What takes effect; `None` once it has.
-    next: Option<(Reservations, Notices)>,
+    next: Option<(Reservations, Effects)>,
     outcome: Outcome,
 }
 
@@ -136,8 +136,8 @@ impl Keeping {
 }
 
 impl Change {
-    pub(crate) fn new(state: Arc<Mutex<State>>, next: Reservations, notices: Notices, outcome: Outcome) -> Self {
-        Self { state, next: Some((next, notices)), outcome }
+    pub(crate) fn new(state: Arc<Mutex<State>>, next: Reservations, effects: Effects, outcome: Outcome) -> Self {
+        Self { state, next: Some((next, effects)), outcome }
     }
 
     /// It is on stable storage, and takes effect.
@@ -146,12 +146,11 @@ impl Change {
     }
 
     fn end(&mut self, stored: bool) {
-        let Some((next, notices)) = self.next.take() else { return };
+        let Some((next, effects)) = self.next.take() else { return };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if stored {
             state.reservations = next;
-            state.settle();
-            state.tell(notices);
+            state.take(effects);
         }
         let _ = self.outcome.set(stored);
         state.keeping.busy = false;

@@ -7,6 +7,8 @@ use egret_disk::Op;
 use crate::call::{Answer, Call};
 use crate::cdb::Cdb;
 use crate::command::Admission;
+use crate::execute::is_fenced;
+use crate::nexus::Nexus;
 use crate::sense::{Code, Key, Refusal, Sense};
 use crate::step::{DiskOp, Memory, Step, Task};
 use crate::unit::{LogicalUnit, Medium};
@@ -26,7 +28,12 @@ impl LogicalUnit {
     /// READ (6), (10), (12) and (16) (SBC-4).
     pub(crate) fn read(&self, call: Call<'_>) -> Answer {
         let Some(op) = self.read_op(&call.cdb, call.task)? else { return Ok(Step::good(0)) };
-        Ok(self.start_one(call.command, call.task, op))
+        if !is_of_medium(&call.cdb) || self.config.read_only || !self.told(&self.state()).write_cache {
+            return Ok(self.start_one(call.command, call.task, op));
+        }
+        call.command.moved = op.len;
+        call.command.work = Work::FlushThen(op);
+        Ok(self.start(call.command, call.task.nexus, call.task.waker))
     }
 
     /// What a READ asks of the disk; `None` where that is nothing.
@@ -227,6 +234,22 @@ impl LogicalUnit {
         Ok(self.start(command, call.task.nexus, call.task.waker))
     }
 
+    /// Starts, stops or ejects what a command of a nexus that had been `preempted` so often when it began has asked for. It
+    /// may have written the cache since, for long: so this looks again at what was looked at then. Who preempts or prevents
+    /// does that under the same lock, and sees nothing change that is not allowed when it is answered.
+    pub(crate) fn change_medium(&self, to: Medium, nexus: &Nexus, preempted: u32) -> Result<(), Refusal> {
+        let mut state = self.state();
+        // To start it is allowed to all.
+        if to != Medium::Ready && is_fenced(nexus, preempted) {
+            return Err(Refusal::Conflict);
+        }
+        if to == Medium::Ejected && state.medium != Medium::Ejected && !state.preventing.is_empty() {
+            return Err(Sense::illegal(Code::REMOVAL_PREVENTED).into());
+        }
+        state.set_medium(to);
+        Ok(())
+    }
+
     /// PREVENT ALLOW MEDIUM REMOVAL (SBC-4).
     pub(crate) fn prevent_allow(&self, call: Call<'_>) -> Answer {
         let prevents = match call.cdb.byte(4) {
@@ -236,6 +259,10 @@ impl LogicalUnit {
         };
         let nexus = call.task.nexus.id();
         let mut state = self.state();
+        // Under the lock, where who preempts is before this or behind it.
+        if prevents && is_fenced(call.task.nexus, call.command.preempted) {
+            return Err(Refusal::Conflict);
+        }
         state.preventing.retain(|n| *n != nexus);
         if prevents {
             state.preventing.push(nexus);
@@ -308,6 +335,13 @@ impl LogicalUnit {
         // The block limits page has 32 bits for this, in blocks.
         self.config.discard.map_or(0, most).min(u64::from(u32::MAX) * self.block())
     }
+}
+
+/// Whether a READ is of what the medium has (FUA): what a cache has that is newer is written there first. READ (6) has an
+/// address where the others have that.
+#[inline]
+pub(crate) fn is_of_medium(cdb: &Cdb) -> bool {
+    cdb.has(1, FUA) && cdb.byte(0) != 0x08
 }
 
 /// BYTCHK, in byte 1.

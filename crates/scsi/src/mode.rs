@@ -5,8 +5,9 @@ mod pages;
 use crate::call::{Answer, Call};
 use crate::cdb::Cdb;
 use crate::command::Admission;
+use crate::execute::is_fenced;
 use crate::nexus::{Attention, NexusId};
-use crate::sense::{Code, Sense};
+use crate::sense::{Code, Refusal, Sense};
 use crate::step::{DiskOp, Step};
 use crate::unit::{LogicalUnit, State};
 use crate::work::Work;
@@ -85,6 +86,10 @@ impl LogicalUnit {
         let list = command.take_list(task, data, len, LONGEST_LIST)?;
         // Held from the look to the change: what another turns off meanwhile is not turned on again.
         let mut state = self.state();
+        // As for what another turns off: who preempts is before this or behind it.
+        if is_fenced(task.nexus, command.preempted) {
+            return Err(Refusal::Conflict);
+        }
         let before = self.told(&state);
         let after = self.selected(&list, is_short(&cdb))?;
         if self.write_cache() && !after.write_cache {

@@ -6,8 +6,8 @@ use std::task::Waker;
 use crate::call::{Answer, Call};
 use crate::command::{Admission, Hold};
 use crate::kept::{Change, Outcome};
-use crate::nexus::NexusId;
-use crate::reservations::{Notices, Refused, Reservations, Type};
+use crate::nexus::{Attention, NexusId};
+use crate::reservations::{Effects, Refused, Reservations, Type};
 use crate::sense::{Code, Key, Refusal, Sense};
 use crate::step::Step;
 use crate::unit::{LogicalUnit, State};
@@ -40,7 +40,7 @@ pub(crate) struct ReserveOut {
 }
 
 impl ReserveOut {
-    fn apply(&self, table: &mut Reservations, nexus: NexusId) -> Result<Notices, Refusal> {
+    fn apply(&self, table: &mut Reservations, nexus: NexusId) -> Result<Effects, Refusal> {
         let Self { action, kind, aptpl, key, new } = *self;
         let was_registered = table.is_registered(nexus);
         let notices = match action {
@@ -63,7 +63,13 @@ impl ReserveOut {
         {
             table.aptpl = aptpl;
         }
-        Ok(notices)
+        // Who is taken to be gone is not to keep the medium where it is (SBC-4, PREVENT ALLOW MEDIUM REMOVAL).
+        let is_preempted = |attention: Attention| {
+            matches!(attention, Attention::ReservationsPreempted | Attention::RegistrationsPreempted)
+        };
+        let preempted = notices.iter().filter(|(_, attention)| is_preempted(*attention)).map(|(nexus, _)| *nexus);
+        let allow_removal = if matches!(action, CLEAR | PREEMPT_AND_ABORT) { preempted.collect() } else { Vec::new() };
+        Ok(Effects { notices, allow_removal })
     }
 }
 
@@ -154,25 +160,24 @@ impl LogicalUnit {
             return Some(Err(Refusal::Conflict));
         }
         let Some(keeper) = state.keeping.keeper.clone() else {
-            let notices = match asked.apply(&mut state.reservations, nexus) {
-                Ok(notices) => notices,
+            let effects = match asked.apply(&mut state.reservations, nexus) {
+                Ok(effects) => effects,
                 Err(refusal) => return Some(Err(refusal)),
             };
             // First what keeps others out, then the wait for those who are within: see `WriteFence`.
-            state.settle();
-            state.tell(notices);
+            state.take(effects);
             return Some(Ok(then));
         };
         let mut next = state.reservations.clone();
-        let notices = match asked.apply(&mut next, nexus) {
-            Ok(notices) => notices,
+        let effects = match asked.apply(&mut next, nexus) {
+            Ok(effects) => effects,
             Err(refusal) => return Some(Err(refusal)),
         };
         state.keeping.begin(waker);
         drop(state);
         let outcome = Outcome::default();
         *hold = Hold::Change(Arc::clone(&outcome));
-        keeper.store(next.stored(), Change::new(Arc::clone(&self.state), next, notices, outcome));
+        keeper.store(next.stored(), Change::new(Arc::clone(&self.state), next, effects, outcome));
         None
     }
 

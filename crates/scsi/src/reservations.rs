@@ -80,6 +80,14 @@ pub(crate) enum Refused {
 /// Unit attentions, and for whom.
 pub(crate) type Notices = Vec<(NexusId, Attention)>;
 
+/// What a change does to nexuses, beside what stands in the table.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    pub(crate) notices: Notices,
+    /// Those who prevent the medium's removal no more.
+    pub(crate) allow_removal: Vec<NexusId>,
+}
+
 /// The registrations and reservations of one logical unit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reservations {

@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use crate::kept::{Change, Outcome};
 use crate::nexus::{Attention, NexusId};
-use crate::reservations::{Reservations, Type};
+use crate::reservations::{Effects, Reservations, Type};
 use crate::unit::{LogicalUnit, Medium, State};
 
 const WRITE_CACHE: u8 = 1 << 0;
@@ -207,7 +207,7 @@ impl LogicalUnit {
         if let (Some(keeper), Some(table)) = (state.keeping.keeper.clone(), table) {
             state.keeping.busy = true;
             drop(state);
-            let change = Change::new(Arc::clone(&self.state), reservations, Vec::new(), Outcome::default());
+            let change = Change::new(Arc::clone(&self.state), reservations, Effects::default(), Outcome::default());
             keeper.store(table, change);
         }
         Ok(())

@@ -119,7 +119,9 @@ impl Rig {
         let (data_in, data_out) = (data.len() as u64, out.len() as u64);
         let task = Task { cdb, nexus: &nexus, luns: &LUNS, data_in, data_out, lane: 0, waker: Waker::noop() };
         let moves = matches!(cdb, [0x08 | 0x0a | 0x28 | 0x2a | 0x88 | 0x8a | 0xa8 | 0xaa, ..]);
-        let is_transfer = moves && nexus.flags().is_clear();
+        // One of the medium may be a flush as well.
+        let is_of_medium = matches!(cdb, [0x28 | 0x88 | 0xa8, flags, ..] if flags & 0x08 != 0);
+        let is_transfer = moves && !is_of_medium && nexus.flags().is_clear();
         let transfer = self.transfer(&task);
         let mut step = self.unit.begin(&mut command, &task, &out);
         let one = if let Step::Disk(op) = step { Some(op).filter(|_| is_transfer) } else { None };

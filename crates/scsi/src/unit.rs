@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 
 use crate::config::{ConfigError, LunConfig};
 use crate::kept::{Keeper, Keeping, Registered};
 use crate::nexus::{Attention, Flags, Nexus, NexusId};
-use crate::reservations::{Notices, Reservations};
+use crate::reservations::{Effects, Notices, Reservations};
 use crate::write_fence::WriteFence;
 
 /// A logical unit: a disk as SCSI has it.
@@ -152,6 +153,17 @@ impl LogicalUnit {
         state.settle();
     }
 
+    /// Has `waker` woken whenever a command begins to wait for others', on whatever nexus. It is for who may have operations that
+    /// wait for long before a disk has them, as for its limits: some of these may be [what is waited for](Self::holds_up).
+    pub fn add_holder(&self, waker: Waker) {
+        self.fence.add_holder(waker);
+    }
+
+    /// Takes such a waker back, once.
+    pub fn remove_holder(&self, waker: &Waker) {
+        self.fence.remove_holder(waker);
+    }
+
     /// LOGICAL UNIT RESET (SAM-5): everything is as after power on, except for persistent reservations and the write
     /// cache, and every nexus is told. Commands that are under way are the caller's, who aborts them first.
     ///
@@ -194,6 +206,11 @@ impl LogicalUnit {
     pub fn reset_initiator(&self, id: NexusId) {
         let is_alone = self.state().is_alone(id);
         if is_alone { self.reset() } else { self.reset_nexus(id) }
+    }
+
+    /// Whether a key is registered, by whomever: whoever has one, and whoever has none any more, relies on it.
+    pub fn is_registered(&self) -> bool {
+        !self.state().reservations.registrations().is_empty()
     }
 
     /// Tells every nexus that something has changed, except for the one that has done it.
@@ -282,12 +299,6 @@ impl LogicalUnit {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    pub(crate) fn set_medium(&self, medium: Medium) {
-        let mut state = self.state();
-        state.medium = medium;
-        state.settle();
-    }
 }
 
 impl State {
@@ -298,6 +309,11 @@ impl State {
             let mask = Flags::NO_READ | Flags::NO_WRITE | Flags::RESERVED | Flags::NOT_READY;
             nexus.set_flags(mask, self.reservations.denied(nexus.id) | not_ready);
         }
+    }
+
+    pub(crate) fn set_medium(&mut self, medium: Medium) {
+        self.medium = medium;
+        self.settle();
     }
 
     pub(crate) fn nexus(&self, id: NexusId) -> Option<&Nexus> {
@@ -318,6 +334,13 @@ impl State {
         for nexus in self.nexuses.iter().filter(|n| Some(n.id) != except) {
             nexus.attend(attention);
         }
+    }
+
+    /// Has a change of the reservations take effect, which is in the table.
+    pub(crate) fn take(&mut self, Effects { notices, allow_removal }: Effects) {
+        self.preventing.retain(|nexus| !allow_removal.contains(nexus));
+        self.settle();
+        self.tell(notices);
     }
 
     /// Tells those whom a change of the reservations is about, and then forgets who has gone: commands of theirs may wait,

@@ -3,6 +3,7 @@
 //! | command | operations |
 //! |---|---|
 //! | READ, WRITE, SYNCHRONIZE CACHE | one |
+//! | READ with FUA, where there is a write cache | a flush, then the read |
 //! | UNMAP, WRITE SAME of zeroes | one per range, or per part of it that the disk takes at once |
 //! | WRITE SAME of anything else | writes of the block many times over |
 //! | VERIFY | reads, each compared with the data that was given, if any was |
@@ -29,6 +30,8 @@ pub(crate) enum Work {
     Idle,
     /// One operation.
     Once(Option<DiskOp>),
+    /// A flush, and then this.
+    FlushThen(DiskOp),
     /// `op` on each of the command's extents, at most `limit` bytes at a time.
     Ranges {
         op: Op,
@@ -82,6 +85,10 @@ impl Work {
         match self {
             Self::Idle => None,
             Self::Once(op) => op.take(),
+            Self::FlushThen(op) => {
+                *self = Self::Once(Some(*op));
+                Some(DiskOp::FLUSH)
+            }
             Self::Ranges { op, limit } => extents.last_mut().map(|extent| {
                 let (offset, len) = (extent.start, (extent.end - extent.start).min(*limit));
                 extent.start += len;
@@ -107,6 +114,7 @@ impl Work {
         match self {
             Self::Idle => false,
             Self::Once(op) => op.is_some(),
+            Self::FlushThen(_) => true,
             Self::Ranges { .. } => !extents.is_empty(),
             Self::Fill { left, .. } => *left > 0,
             Self::Verify(Verify { write, left, .. }) => write.is_some() || *left > 0,
@@ -118,7 +126,9 @@ impl Work {
     pub(crate) fn make_stable(&mut self) {
         match self {
             Self::Idle | Self::Once(None) | Self::Verify(Verify { write: None, .. }) => {}
-            Self::Once(Some(op)) | Self::Verify(Verify { write: Some(op), .. }) => op.make_stable(),
+            Self::Once(Some(op)) | Self::FlushThen(op) | Self::Verify(Verify { write: Some(op), .. }) => {
+                op.make_stable()
+            }
             Self::Ranges { op, .. } => make_stable(op),
             Self::Fill { fua, .. } => *fua = true,
             Self::CompareAndWrite { write, .. } => write.make_stable(),

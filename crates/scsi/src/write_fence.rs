@@ -29,11 +29,16 @@
 //!
 //! `tests/write_fence.rs` walks through the interleavings with loom.
 //!
+//! Somebody within may have an operation that is a long way from its disk: one that waits for the disk's limits. Whoever may have
+//! such a one is a *holder*, and is woken when a wait begins. It looks which of them hold somebody up, has those leave, and
+//! enters anew with them, where nobody waits for it.
+//!
 //! A wake does not promise success. One waker stands for all commands that wait in one queue, and all of them are retried. So
 //! that their number is what this costs and not its square, who waits in the line knows how far it has looked through those
 //! before it: nobody ever comes in between, so it looks at each of them once, but for the one that is in its way.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::task::Waker;
@@ -97,6 +102,11 @@ pub(crate) struct Book {
     pub(crate) waiting: Vec<Waker>,
     /// Likewise for a half to empty.
     draining: Vec<Waker>,
+    /// Those of holders, and whether they have been woken for the half that is waited for.
+    holders: Vec<Waker>,
+    called: bool,
+    /// The last ticket that has waited for older locks to go.
+    outliving: Ticket,
 }
 
 #[derive(Debug)]
@@ -151,7 +161,7 @@ impl WriteFence {
     #[cold]
     fn wake_draining(&self) {
         // They may wait for the other half by now: then they are woken once for nothing.
-        let draining = std::mem::take(&mut self.book().draining);
+        let draining = mem::take(&mut self.book().draining);
         draining.into_iter().for_each(Waker::wake);
     }
 
@@ -202,6 +212,30 @@ impl WriteFence {
         self.book().ticket()
     }
 
+    /// Has `waker` woken whenever a wait begins that those within may [hold up](Self::holds_up).
+    pub(crate) fn add_holder(&self, waker: Waker) {
+        self.book().holders.push(waker);
+    }
+
+    /// Takes one such waker back.
+    pub(crate) fn remove_holder(&self, waker: &Waker) {
+        let holders = &mut self.book().holders;
+        if let Some(at) = holders.iter().position(|other| other.will_wake(waker)) {
+            holders.swap_remove(at);
+        }
+    }
+
+    /// Whether somebody waits for who has this pass to leave.
+    pub(crate) fn holds_up(&self, pass: &Pass) -> bool {
+        // Stored before the counters are loaded by who waits, and loaded here after this one was counted.
+        self.drains.load(Ordering::SeqCst) == usize::from(pass.half)
+    }
+
+    /// Likewise for a lock.
+    pub(crate) fn is_outlived(&self, ticket: Ticket) -> bool {
+        self.book().outliving > ticket
+    }
+
     /// Whether everybody has left who was within when the ticket was given out; if not, `waker` is woken when it is worth
     /// another try.
     pub(crate) fn drained(&self, ticket: Ticket, waker: &Waker) -> bool {
@@ -211,8 +245,13 @@ impl WriteFence {
             let idle = (self.epoch.load(Ordering::Relaxed) + 1) % 2;
             if !self.awaits(idle) {
                 wait(&mut book.draining, waker);
+                let called = if mem::replace(&mut book.called, true) { Vec::new() } else { book.holders.clone() };
+                // So that who is woken need not wait for the book.
+                drop(book);
+                called.into_iter().for_each(Waker::wake);
                 return false;
             }
+            book.called = false;
             if book.drained < book.turned {
                 book.drained = book.turned;
                 self.end_drain(&mut book);
@@ -234,6 +273,7 @@ impl WriteFence {
     /// Who still waits for a half says so anew.
     fn end_drain(&self, book: &mut Book) {
         self.drains.store(NO_DRAIN, Ordering::SeqCst);
+        book.called = false;
         book.draining.drain(..).for_each(Waker::wake);
     }
 
@@ -243,6 +283,12 @@ impl WriteFence {
         let outlived = book.locks.iter().all(|(other, _)| *other > ticket);
         if !outlived {
             wait(&mut book.waiting, waker);
+            if book.outliving < ticket {
+                book.outliving = ticket;
+                let called = book.holders.clone();
+                drop(book);
+                called.into_iter().for_each(Waker::wake);
+            }
         }
         outlived
     }
@@ -258,7 +304,7 @@ impl WriteFence {
             // It may be the only one that waits.
             self.end_drain(&mut book);
         }
-        let waiting = std::mem::take(&mut book.waiting);
+        let waiting = mem::take(&mut book.waiting);
         // So that who is woken need not wait for the book.
         drop(book);
         waiting.into_iter().for_each(Waker::wake);

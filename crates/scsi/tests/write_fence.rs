@@ -216,3 +216,42 @@ fn who_is_left_of_two_who_wait_is_woken_when_those_within_have_left() {
         medium.fence.release(second);
     });
 }
+
+/// One whose operation is a long way from its disk.
+#[derive(Default)]
+struct Holder {
+    holds: atomics::AtomicU32,
+    called: atomics::AtomicU32,
+}
+
+impl Wake for Holder {
+    fn wake(self: Arc<Self>) {
+        self.called.store(self.holds.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn who_holds_up_others_finds_that_they_wait_or_is_called() {
+    model(|medium| {
+        let holder = Arc::<Holder>::default();
+        medium.fence.add_holder(Arc::clone(&holder).into());
+        let within = {
+            let (medium, holder) = (Arc::clone(&medium), Arc::clone(&holder));
+            thread::spawn(move || {
+                let pass = medium.fence.enter(0, &(20..30), Waker::noop()).expect("nothing is locked");
+                holder.holds.store(1, Ordering::SeqCst);
+                let finds = medium.fence.holds_up(&pass);
+                (pass, finds)
+            })
+        };
+        let ticket = medium.fence.queue();
+        let waits = !medium.fence.drained(ticket, Waker::noop());
+        let (pass, finds) = within.join().expect("no panic");
+        assert!(
+            !waits || finds || holder.called.load(Ordering::SeqCst) == 1,
+            "it would wait for as long as that takes"
+        );
+        medium.fence.leave(pass);
+        medium.fence.release(ticket);
+    });
+}

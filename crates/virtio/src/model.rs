@@ -55,8 +55,27 @@ pub trait RequestModel: Send {
     /// As [`Model::resume`].
     fn resume(&mut self, _memory: &GuestMemory, _into: &mut Vec<Next>) {}
 
+    /// As [`Model::published`].
+    fn published(&mut self) {}
+
+    /// As [`Model::is_full`].
+    fn is_full(&mut self) {}
+
     /// As [`Model::caught_up`].
     fn caught_up(&mut self) {}
+
+    /// As [`Model::may_wait`].
+    fn may_wait(&mut self, _head: u16) {}
+
+    /// As [`Model::takes_back`].
+    fn takes_back(&mut self) -> bool {
+        false
+    }
+
+    /// As [`Model::holds_up`].
+    fn holds_up(&self, _head: u16) -> bool {
+        false
+    }
 
     /// As [`Model::waiting`].
     fn waiting(&self) -> usize {
@@ -169,7 +188,8 @@ impl Model {
 
     /// Sets the waker that any thread may use when there is work for [`resume`](Self::resume). It is set before the first
     /// chain begins. `None` when the queue is detached: no disk has a request of it then, and everything used is
-    /// published. Chains that are in flight all the same go on when there is a waker again.
+    /// published. Chains that are in flight all the same go on when there is a waker again, and functions wait until then:
+    /// they may be about chains that are in the ring. One that is never attached again [lets go](Self::let_go) of them.
     pub fn set_waker(&mut self, waker: Option<Waker>) {
         match self {
             Self::Request(model) => model.set_waker(waker),
@@ -206,6 +226,32 @@ impl Model {
         }
     }
 
+    /// The chain's request may wait for its disk's limits.
+    #[cold]
+    pub fn may_wait(&mut self, head: u16) {
+        if let Self::Request(model) = self {
+            model.may_wait(head);
+        }
+    }
+
+    /// Whether some requests that wait for limits [hold up](Self::holds_up) others, since the last call: those are to be taken
+    /// back from their disks, [suspended](Self::suspend) and [readmitted](Self::readmit).
+    #[cold]
+    pub fn takes_back(&mut self) -> bool {
+        match self {
+            Self::Request(model) => model.takes_back(),
+            Self::Control(_) | Self::Event(_) => false,
+        }
+    }
+
+    /// Whether others wait for the chain at `head`, on whatever queue: chains, or functions that are to end it.
+    pub fn holds_up(&self, head: u16) -> bool {
+        match self {
+            Self::Request(model) => model.holds_up(head),
+            Self::Control(_) | Self::Event(_) => false,
+        }
+    }
+
     /// How many chains wait for other chains.
     pub fn waiting(&self) -> usize {
         match self {
@@ -238,8 +284,25 @@ impl Model {
         }
     }
 
-    /// The worker has published all that was used, and has popped all chains that the driver had made available when the
-    /// turn began.
+    /// The worker has published all that was used. Chains that the driver has made available are still in the ring: more are
+    /// than a turn takes, or the queue pops none for a while.
+    #[inline]
+    pub fn published(&mut self) {
+        if let Self::Request(model) = self {
+            model.published();
+        }
+    }
+
+    /// Likewise, and none is popped before some in progress have ended, which wait for what may never come. Functions are to end
+    /// those that they are about, though they may be about some in the ring as well.
+    #[cold]
+    pub fn is_full(&mut self) {
+        if let Self::Request(model) = self {
+            model.is_full();
+        }
+    }
+
+    /// Likewise, and has popped all chains that the driver had made available when the turn began, or pops no more.
     #[inline]
     pub fn caught_up(&mut self) {
         if let Self::Request(model) = self {

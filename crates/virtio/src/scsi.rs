@@ -32,6 +32,7 @@ mod waiting;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
 
 use egret_scsi::{Attention, LogicalUnit, NexusId};
 use egret_vring::ring::Inflight;
@@ -53,7 +54,7 @@ use crate::state::StateError;
 use control::ControlQueue;
 use events::{Event, EventQueue, Events, What};
 use luns::Table;
-use tasks::Inbox;
+use tasks::{Inbox, Inboxes};
 
 /// The queues before the first request queue.
 const FIXED_QUEUES: u16 = 2;
@@ -88,8 +89,9 @@ pub struct Scsi {
     /// The version of the table in `luns`, so that queues need not take the lock to see whether it has changed.
     version: AtomicU64,
     events: Events,
-    /// Of each request queue, for task management functions.
-    inboxes: Mutex<Vec<Arc<Inbox>>>,
+    /// Of each request queue, for task management functions; and the waker of them all, which its units have.
+    inboxes: Arc<Inboxes>,
+    holder: Waker,
     /// Where it is noted that a unit has no write cache, while there is a record. Taken before `luns`.
     record: Mutex<Option<Inflight>>,
     /// By which it knows a record that it has noted its choices in, and no other device does, whichever process it is in.
@@ -122,6 +124,7 @@ impl Scsi {
     /// What is wrong with `config`.
     pub fn new(config: ScsiConfig, initiator: &str) -> Result<Arc<Self>, ScsiError> {
         config.check()?;
+        let inboxes = Inboxes::new(config.num_queues);
         Ok(Arc::new(Self {
             nexus: NexusId::of_initiator(initiator),
             acked: AtomicU64::new(0),
@@ -130,7 +133,8 @@ impl Scsi {
             luns: Mutex::default(),
             version: AtomicU64::new(0),
             events: Events::default(),
-            inboxes: Mutex::new((0..config.num_queues).map(|_| Arc::default()).collect()),
+            holder: Arc::clone(&inboxes).into(),
+            inboxes,
             record: Mutex::default(),
             // Of nothing, but with keys that are drawn by lot.
             name: RandomState::new().build_hasher().finish(),
@@ -164,12 +168,19 @@ impl Scsi {
             luns.keys.push(Weak::new());
         }
         luns.keys[key] = Arc::downgrade(&lun);
+        lun.unit.add_holder(self.holder.clone());
         Ok(lun)
+    }
+
+    /// The driver has nothing to do with a unit any more.
+    fn detach(&self, lun: &Lun) {
+        lun.unit.detach(self.nexus);
+        lun.unit.remove_holder(&self.holder);
     }
 
     /// Gives up a place that was prepared and is not going to be added.
     pub fn abandon(&self, lun: &Lun) {
-        lun.unit.detach(self.nexus);
+        self.detach(lun);
     }
 
     /// Shows a unit to the driver, and tells it.
@@ -183,10 +194,12 @@ impl Scsi {
         if luns.table.find(address).is_some() {
             return Err(LunError::Taken(address));
         }
-        for other in luns.table.of_target(address.target) {
+        let before = Arc::clone(&luns.table);
+        self.replace(&mut luns, |table| table.with(lun));
+        // When it can be seen: who is told, and asks for the list, is not to be given the old one.
+        for other in before.of_target(address.target) {
             other.nexus.attend(Attention::LunsChanged);
         }
-        self.replace(&mut luns, |table| table.with(lun));
         drop(luns);
         self.raise(HOTPLUG, Event { address, what: What::Added });
         Ok(())
@@ -201,7 +214,7 @@ impl Scsi {
             other.nexus.attend(Attention::LunsChanged);
         }
         drop(luns);
-        gone.unit.detach(self.nexus);
+        self.detach(&gone);
         self.raise(HOTPLUG, Event { address, what: What::Removed });
         Some(gone)
     }
@@ -285,7 +298,7 @@ impl Scsi {
     }
 
     fn inboxes(&self) -> MutexGuard<'_, Vec<Arc<Inbox>>> {
-        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inboxes.lock()
     }
 
     /// The model of a request queue, counted from 0, which has `size` descriptors.
@@ -302,7 +315,7 @@ impl Drop for Scsi {
     /// The driver will not come back to units that others may have as well.
     fn drop(&mut self) {
         for lun in self.luns().table.all() {
-            lun.unit.detach(self.nexus);
+            self.detach(lun);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use egret_disk::{Disk, Driver};
+use egret_disk::{BlockLimits, Disk, Driver};
 use egret_event_loop::Nanos;
 use egret_export::{
     Address, ErrorPolicy, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, NbdOptions, OnError,
@@ -368,9 +368,11 @@ fn blk_config(export: &schema::Export, blk: &BlkDevice, disk: &Disk) -> BlkConfi
         serial: blk.serial().to_owned(),
         writethrough: export.writethrough,
         // Offered always, as qemu-storage-daemon does, so that a guest can move between the two: a discard that is
-        // ignored succeeds, and zeroes are written where they cannot be asked for.
+        // ignored succeeds, and zeroes are written where they cannot be asked for. As long as any disk takes, whatever this
+        // one does: a device of the host has a discard cut by the kernel. A guest that has moved here goes by what it was
+        // told where it was, and Linux takes none at all for no limit.
         discard: Some(DiscardLimits {
-            max_sectors: sectors(disk.max_discard_bytes()),
+            max_sectors: sectors(BlockLimits::unlimited(0).max_discard),
             alignment: sectors(disk.discard_granularity().into()).max(1),
         }),
         write_zeroes: Some(WriteZeroesLimits {
@@ -382,7 +384,9 @@ fn blk_config(export: &schema::Export, blk: &BlkDevice, disk: &Disk) -> BlkConfi
 
 #[cfg(test)]
 mod tests {
-    use egret_disk::Options as DiskOptions;
+    use std::io;
+
+    use egret_disk::{Blocks, Engine, EngineError, OpenCause, Options as DiskOptions, Remote, RemoteDisk, RemoteKind};
     use egret_vocabulary::keyval;
     use egret_vocabulary::schema::{Object as _, Shape, ValueType};
 
@@ -473,5 +477,57 @@ mod tests {
             let (_, text, value) = found.unwrap_or_else(|| panic!("OTHERWISE has no value for {name}"));
             assert_ne!(options(&format!("{text},{name}={value}")), options(text), "{name}");
         }
+    }
+
+    /// A disk elsewhere that discards so much at once.
+    #[derive(Debug)]
+    struct Far(u64);
+
+    impl Remote for Far {
+        fn kind(&self) -> RemoteKind {
+            RemoteKind::Nbd
+        }
+
+        fn name(&self) -> &str {
+            "far"
+        }
+
+        fn open(&self) -> Result<egret_disk::Shape, OpenCause> {
+            let limits = BlockLimits { max_discard: self.0, ..BlockLimits::unlimited(512) };
+            Ok(egret_disk::Shape { size: 1 << 20, blocks: Blocks { logical: 512, physical: 512 }, limits })
+        }
+
+        fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
+            unreachable!("nothing is asked of it")
+        }
+
+        fn ask_size(&self) -> io::Result<u64> {
+            Ok(1 << 20)
+        }
+
+        fn can_resize(&self) -> bool {
+            false
+        }
+
+        fn resize(&self, _bytes: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn flush(&self) -> Result<(), rustix::io::Errno> {
+            Ok(())
+        }
+    }
+
+    /// Linux, drivers/block/virtio_blk.c: a limit of no sectors is none.
+    #[test]
+    fn a_guest_is_told_of_the_same_limit_of_discards_whatever_its_disk_discards_and_never_of_none() {
+        let (value, spelling) = keyval::read(BLK, "type").unwrap();
+        let object = schema::Export::from_value(value, spelling).unwrap();
+        let schema::Device::VhostUserBlk(blk) = &object.device else { panic!("it is one of virtio-blk") };
+        let told = [0, 4096, 1 << 30].map(|max_discard| {
+            let disk = Disk::open(&DiskOptions::new("d", Driver::Remote(RemoteDisk::new(Far(max_discard))))).unwrap();
+            blk_config(&object, blk, &disk).discard.map(|limits| u64::from(limits.max_sectors) * SECTOR)
+        });
+        assert_eq!(told, [Some(1 << 30); 3]);
     }
 }

@@ -22,6 +22,13 @@ pub(super) struct KeptUnit {
     pr_file: Option<PathBuf>,
 }
 
+impl KeptUnit {
+    /// Whether guests rely on it, and on nothing else: who was fenced would be let in if it were forgotten.
+    fn remembers(&self) -> bool {
+        self.pr_file.is_none() && self.unit.is_registered()
+    }
+}
+
 /// What an export wants of a logical unit.
 #[derive(Debug)]
 pub(super) struct UnitOptions {
@@ -77,19 +84,26 @@ impl Daemon {
                 return Err(StartError::TwoUnits(export.to_owned(), at, node.to_owned()));
             }
             warn_of_two_units(export, node);
-        } else if let Some(units) = self.units.get_mut(node) {
-            // What one that looked otherwise knows is in that file, which it has locked.
-            units.retain(|known| known.pr_file.is_none() || known.pr_file != pr_file);
+        } else {
+            if units.iter().any(KeptUnit::remembers) {
+                warn_of_reservations(export, node);
+            }
+            if let Some(units) = self.units.get_mut(node) {
+                // What one that looked otherwise knows is in that file, which it has locked.
+                units.retain(|known| known.pr_file.is_none() || known.pr_file != pr_file);
+            }
         }
         let made = make(config, pr_file.as_deref());
         let unit = made.map(Arc::new).map_err(|e| StartError::Unit(export.to_owned(), at, e.into()))?;
         Ok(KeptUnit { unit, pr_file })
     }
 
-    /// Keeps a unit that an export has for as long as its blockdev is there, and forgets those that nobody has.
+    /// Keeps a unit that an export has for as long as its blockdev is there, and forgets those that nobody has: but for what
+    /// guests have registered there, who may come again, unless it is to be in a file from here on.
     pub(super) fn keep_unit(&mut self, node: &str, unit: KeptUnit) {
         let mut units = self.units.remove(node).unwrap_or_default();
-        units.retain(|known| !Arc::ptr_eq(&known.unit, &unit.unit) && self.exports_unit(&known.unit));
+        let stays = |known: &KeptUnit| self.exports_unit(&known.unit) || unit.pr_file.is_none() && known.remembers();
+        units.retain(|known| !Arc::ptr_eq(&known.unit, &unit.unit) && stays(known));
         units.push(unit);
         self.units.insert(node.to_owned(), units);
     }
@@ -128,6 +142,13 @@ fn warn_of_two_units(export: &str, node: &str) {
     tracing::warn!(
         "export '{export}': guests of another export see blockdev '{node}' otherwise, and each other's reservations they do not \
          see; if they should, let writable, writethrough, logical-block-size, serial, wwn, removable and pr-file be the same"
+    );
+}
+
+fn warn_of_reservations(export: &str, node: &str) {
+    tracing::warn!(
+        "export '{export}': blockdev '{node}' has reservations of guests that saw it otherwise, and they do not hold for this \
+         export's; if they should, let writable, writethrough, logical-block-size, serial, wwn, removable and pr-file be as before"
     );
 }
 

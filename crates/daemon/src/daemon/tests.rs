@@ -368,6 +368,52 @@ fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() 
     assert!(before.upgrade().is_none());
 }
 
+/// Has a guest of the export register a key.
+fn register(daemon: &Daemon, export: &str) {
+    use egret_scsi::{Command, Status, Step, Task};
+    let unit = Arc::clone(&daemon.exports[export].lun(FIRST).unwrap().unit);
+    let nexus = unit.attach(egret_scsi::NexusId { initiator: 1, port: 1 });
+    let list = [&[0; 15][..], &[7], &[0; 8]].concat();
+    let cdb = [0x5f, 6, 0, 0, 0, 0, 0, 0, 24, 0];
+    let waker = std::task::Waker::noop();
+    let task = Task { cdb: &cdb, nexus: &nexus, luns: &[0], data_in: 0, data_out: 24, lane: 0, waker };
+    let mut command = Command::new();
+    // The power on is told first.
+    let ended = [(); 2].map(|()| unit.begin(&mut command, &task, &&list[..]));
+    assert!(matches!(ended[1], Step::Done(done) if done.status == Status::Good), "{ended:?}");
+    unit.detach(nexus.id());
+}
+
+#[test]
+fn what_guests_have_registered_outlasts_exports_of_the_blockdev_that_show_it_otherwise() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let pr_file = at.join("pr").to_str().unwrap().to_owned();
+    let scsi = |serial: &str, pr_file: &str| {
+        let unit = Lun { serial: serial.to_owned(), pr_file: pr_file.to_owned(), ..lun(0, "d0") };
+        scsi_export_of(at, "s0", vec![unit])
+    };
+    let comes_and_goes = |daemon: &mut Daemon, export: Export, registers: bool| {
+        daemon.add_export(export).unwrap();
+        if registers {
+            register(daemon, "s0");
+        }
+        let unit = Arc::downgrade(&daemon.exports["s0"].lun(FIRST).unwrap().unit);
+        daemon.remove_export("s0", Deletion::Safe).unwrap();
+        daemon.take_torn_down();
+        unit
+    };
+    let registered = comes_and_goes(&mut daemon, scsi("", ""), true);
+    let otherwise = comes_and_goes(&mut daemon, scsi("otherwise", ""), false);
+    assert!(comes_and_goes(&mut daemon, scsi("", ""), false).ptr_eq(&registered));
+    assert!(otherwise.upgrade().is_none(), "nobody has registered there");
+    // From here on they are to be in a file, and it is that which counts.
+    comes_and_goes(&mut daemon, scsi("", &pr_file), false);
+    assert!(registered.upgrade().is_none());
+}
+
 #[test]
 fn a_unit_that_comes_back_has_what_its_disk_can_do_by_then_and_what_was_left_there() {
     let place = tempfile::tempdir().unwrap();

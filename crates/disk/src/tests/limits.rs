@@ -110,6 +110,22 @@ fn what_is_let_go_at_a_time_begins_in_turns_of_bounded_length() {
 }
 
 #[test]
+fn what_limits_have_let_through_is_not_taken_back_with_what_waits_for_them() {
+    const MIB: u64 = 1 << 20;
+    let mut rig = rig();
+    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(10 * MIB / BLOCK))));
+    // One goes over the brim, as always; and what begins in a turn is one.
+    for _ in 0..14 {
+        rig.push_read(0, Memory::new(MIB as usize, 0));
+    }
+    rig.engines.submit(clock::now());
+    let withdrawn = rig.engines.withdraw_waiting(rig.slot);
+    assert_eq!((withdrawn.len(), rig.engines.in_flight()), (3, 11));
+    rig.settle();
+    assert_eq!((rig.done.len(), rig.engines.in_flight()), (11, 0));
+}
+
+#[test]
 fn whatever_ends_a_limit_lets_everything_go() {
     let limits = Limits::default();
     type End = fn(&mut Rig, &ThrottleGroup, Limits);
@@ -302,7 +318,7 @@ fn what_waits_for_limits_can_be_taken_back_and_limits_do_not_count_it() {
     let again = beside.engines.deadline().unwrap() - clock::now();
     assert!(again <= Nanos(BLOCK * 1_000_000_000), "{again}");
     rig.disk.set_throttle_group(None);
-    withdrawn.into_iter().for_each(|request| rig.engines.push(rig.slot, request));
+    withdrawn.into_iter().for_each(|request| assert!(!rig.engines.push(rig.slot, request)));
     rig.engines.submit(clock::now());
     rig.reap();
     assert_eq!((rig.done.len(), rig.engines.in_flight()), (5, 0));

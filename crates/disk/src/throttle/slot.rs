@@ -65,6 +65,13 @@ impl ThrottledSlot {
     /// Gives back all that has not begun.
     pub(crate) fn withdraw(&mut self) -> Vec<Request> {
         let mut requests = Vec::from(std::mem::take(&mut self.released));
+        requests.extend(self.take_waiting());
+        requests
+    }
+
+    /// Gives back all that waits. What was released has been counted, and begins soon.
+    pub(crate) fn take_waiting(&mut self) -> Vec<Request> {
+        let mut requests = Vec::new();
         if let Some(queue) = self.queue.take() {
             queue.withdraw(&mut requests);
         }

@@ -255,7 +255,7 @@ impl QueueWorker {
     }
 
     /// Goes on with a request that was kept: now, or when those have ended that came in between.
-    fn take_up(&mut self, engines: &mut EngineSet, key: DiskKey, request: Request<Buffers>, now: Nanos) {
+    pub(super) fn take_up(&mut self, engines: &mut EngineSet, key: DiskKey, request: Request<Buffers>, now: Nanos) {
         // As for completions.
         self.check_truncation();
         self.is_taken_up(request.token.slot(), now);
@@ -305,12 +305,12 @@ impl QueueWorker {
         self.stopped.leaving.is_some() && usize::from(self.queue.in_flight()) == self.model.left()
     }
 
-    /// Leaves what is kept to the record of what is in flight.
-    pub(super) fn let_go(&mut self) {
+    /// Leaves what is kept to the record of what is in flight, and lets go of functions: nobody looks at them here any more.
+    pub(crate) fn let_go(&mut self) {
+        self.model.let_go();
         if self.queue.in_flight() == 0 {
             return;
         }
-        self.model.let_go();
         self.stopped = Stopped::default();
         self.count_kept();
         self.counters.in_flight.set(0);

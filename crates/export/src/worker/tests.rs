@@ -1,5 +1,7 @@
 //! What a worker does before its turn is over.
 
+mod functions;
+
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -58,12 +60,16 @@ impl Guest {
             discard: None,
             write_zeroes: None,
         };
+        Self::with(Blk::new(blk).unwrap().model(0, size), config, errors, disks)
+    }
+
+    /// The queue of another device.
+    fn with(model: Model, config: DriverConfig, errors: Arc<ErrorHandling>, disks: Vec<Option<Arc<Disk>>>) -> Self {
         let region = Region::anonymous(0, 0x10_0000).unwrap();
         let file = region.file.try_clone().unwrap();
         let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
         let driver = Driver::new(&memory, 0, config).unwrap();
         let queue = driver.queue().start(&memory).unwrap();
-        let model = Blk::new(blk).unwrap().model(0, size);
         let log = Arc::new(PeerLog::new("e"));
         let info = QueueInfo { log, index: 0, kickless: Kickless::default(), unpinned: channel().0 };
         let disks = Disks::new(disks);

@@ -7,6 +7,7 @@ mod machine;
 #[path = "../peer/mod.rs"]
 mod peer;
 mod stopped;
+mod throttled;
 mod turns;
 mod waiting;
 

@@ -29,8 +29,8 @@ use crate::peer::{
 };
 use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads, written};
 
-const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
-const COMPARE_AND_WRITE: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+pub const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+pub const COMPARE_AND_WRITE: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
 
 /// A disk in memory, that fails to write if it is not well.
 fn memory_disk(is_well: bool) -> (Arc<Disk>, File) {
@@ -321,7 +321,7 @@ fn what_failed_goes_on_in_the_order_in_which_it_did_however_often_it_was_tried_i
 }
 
 /// Another command for the same unit, and what it is given; its data is in memory, and it is on the only request queue.
-fn send_with(machine: &mut Machine, place: u64, cdb: &[u8], data: &[u8]) {
+pub fn send_with(machine: &mut Machine, place: u64, cdb: &[u8], data: &[u8]) {
     let sent = Sent { queue: REQUESTS, place, at: FIRST, cdb, data_out: data.len() as u32, data_in: 0 };
     let (readable, writable) = written(machine, &sent);
     assert!(machine.memory.write(readable[1].addr, data));
@@ -329,34 +329,34 @@ fn send_with(machine: &mut Machine, place: u64, cdb: &[u8], data: &[u8]) {
 }
 
 /// The status of a command that has been answered.
-fn status(machine: &Machine, place: u64) -> u8 {
+pub fn status(machine: &Machine, place: u64) -> u8 {
     machine.read::<12>(DATA + 0x1_0000 * u64::from(REQUESTS) + 0x1000 * place + 0x80)[10]
 }
 
 /// As [`send_with`], to its end.
-fn run_with(machine: &mut Machine, cdb: &[u8], data: &[u8]) -> u8 {
+pub fn run_with(machine: &mut Machine, cdb: &[u8], data: &[u8]) -> u8 {
     send_with(machine, 15, cdb, data);
     machine.reap(REQUESTS);
     status(machine, 15)
 }
 
 const CHECK_CONDITION: u8 = 2;
-const RESERVATION_CONFLICT: u8 = 0x18;
+pub const RESERVATION_CONFLICT: u8 = 0x18;
 
 /// PERSISTENT RESERVE OUT for registrants only, and its list.
-fn reserve_out(action: u8, key: u8, new: u8) -> ([u8; 10], [u8; 24]) {
+pub fn reserve_out(action: u8, key: u8, new: u8) -> ([u8; 10], [u8; 24]) {
     let mut list = [0; 24];
     (list[7], list[15]) = (key, new);
     ([0x5f, action, 5, 0, 0, 0, 0, 0, 24, 0], list)
 }
 
 /// Two exports of one unit, whose disk is in memory, and to which the first few writes fail, or all.
-struct Shared {
-    machines: [Machine; 2],
-    exports: [Export; 2],
-    disk: Arc<Disk>,
+pub struct Shared {
+    pub machines: [Machine; 2],
+    pub exports: [Export; 2],
+    pub disk: Arc<Disk>,
     file: File,
-    io: [IoThread; 2],
+    pub io: [IoThread; 2],
 }
 
 impl Shared {
@@ -369,7 +369,7 @@ impl Shared {
     }
 
     /// Of that disk; with records of what is in flight or without.
-    fn of(disk: Arc<Disk>, file: File, recorded: bool) -> Self {
+    pub fn of(disk: Arc<Disk>, file: File, recorded: bool) -> Self {
         let (io, unit) = (two_threads(), unit("shared"));
         let begun = [("one", &io[0]), ("other", &io[1])].map(|(id, io)| {
             let (ours, theirs) = UnixStream::pair().unwrap();

@@ -1,3 +1,5 @@
+mod fenced;
+
 use std::sync::{Arc, Mutex};
 use std::thread;
 

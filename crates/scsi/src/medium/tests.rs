@@ -1,9 +1,11 @@
+use std::task::Waker;
+
 use rustix::io::Errno;
 
 use super::*;
 use crate::step::MAX_SCRATCH;
 use crate::testing::{BLOCK, BLOCKS, Rig, cdb10, cdb12, cdb16, config};
-use crate::{LunConfig, Status};
+use crate::{Command, LunConfig, Status};
 
 const WRITE: Op = Op::Write { fua: false };
 const FUA_WRITE: Op = Op::Write { fua: true };
@@ -34,7 +36,7 @@ fn every_read_returns_the_blocks_it_names() {
     for cdb in [
         &[0x08, 0, 0, 3, 2, 0][..],
         &cdb10(0x28, 0, 3, 2),
-        &cdb10(0x28, 0x18, 3, 2),
+        &cdb10(0x28, 0x10, 3, 2),
         &cdb12(0xa8, 0, 3, 2),
         &cdb16(0x88, 0, 3, 2),
     ] {
@@ -43,6 +45,37 @@ fn every_read_returns_the_blocks_it_names() {
         assert_eq!(reply.good(), rig.blocks(3, 2));
         assert_eq!(rig.ops, [(Op::Read, 3 * BLOCK as u64, 2 * BLOCK as u64)]);
     }
+}
+
+/// SBC-4, READ (10) command: what a cache has that is newer than the medium is written first.
+#[test]
+fn a_read_that_is_of_the_medium_has_the_cache_written_first_where_there_is_one() {
+    let read = (Op::Read, 3 * BLOCK as u64, 2 * BLOCK as u64);
+    let flush = (Op::Flush, 0, 0);
+    for cdb in [&cdb10(0x28, 0x08, 3, 2)[..], &cdb12(0xa8, 0x18, 3, 2), &cdb16(0x88, 0x08, 3, 2)] {
+        for (write_cache, read_only, ops) in
+            [(true, false, &[flush, read][..]), (false, false, &[read]), (true, true, &[read])]
+        {
+            let mut rig = Rig::new(LunConfig { write_cache, read_only, ..config() });
+            let reply = rig.run(cdb, &[], 2 * BLOCK);
+            assert_eq!((reply.moved, reply.good()), (2 * BLOCK as u64, rig.blocks(3, 2).to_vec()));
+            assert_eq!(rig.ops, ops, "{cdb:02x?}, cache: {write_cache}, read only: {read_only}");
+        }
+        // As long as something may be in it.
+        let mut rig = rig();
+        rig.unit.go_on_without_cache(rig.nexus.id());
+        rig.unit.state().turned_off += 1;
+        rig.run(cdb, &[], 2 * BLOCK).good();
+        assert_eq!(rig.ops, [flush, read], "{cdb:02x?}");
+        // What cannot be flushed is not read.
+        rig.fails = Some((0, Errno::IO));
+        assert_eq!(rig.run(cdb, &[], 2 * BLOCK).status, Status::CheckCondition);
+        assert_eq!(rig.ops, [flush], "{cdb:02x?}");
+    }
+    // There it is a part of the address.
+    let mut rig = rig();
+    rig.run(&[0x08, 0x08, 0, 0, 1, 0], &[], BLOCK).sense();
+    assert_eq!(rig.ops, []);
 }
 
 /// SBC-4, READ (6) command.
@@ -518,6 +551,21 @@ fn only_a_removable_medium_can_be_ejected_and_only_if_nobody_prevents_it() {
     rig.run_as(&other, &[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
     rig.unit.detach(other.id());
     rig.run(&start_stop(2), &[], 0).good();
+}
+
+#[test]
+fn a_medium_stays_whose_removal_is_prevented_while_its_cache_is_written_for_it() {
+    let mut rig = Rig::new(LunConfig { removable: true, ..config() });
+    let other = rig.other(2);
+    let (cdb, mut command) = (start_stop(2), Command::new());
+    let nexus = rig.nexus.clone();
+    let task = Task { cdb: &cdb, nexus: &nexus, luns: &[], data_in: 0, data_out: 0, lane: 0, waker: Waker::noop() };
+    let nothing: &[u8] = &[];
+    assert_eq!(rig.unit.begin(&mut command, &task, &nothing), Step::Disk(DiskOp::FLUSH));
+    rig.run_as(&other, &[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
+    let ended = rig.unit.step(&mut command, Ok(()), &nothing, &nexus, Waker::noop());
+    assert_eq!(ended, Sense::illegal(Code::REMOVAL_PREVENTED).into());
+    rig.run(&[0; 6], &[], 0).good();
 }
 
 /// SPC-5, PREVENT ALLOW MEDIUM REMOVAL command.

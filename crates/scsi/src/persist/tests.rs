@@ -317,6 +317,26 @@ fn a_reserved_unit_answers_others_what_the_tables_say_and_nothing_else() {
     }
 }
 
+/// SBC-4, PREVENT ALLOW MEDIUM REMOVAL command.
+#[test]
+fn who_is_preempted_by_preempt_and_abort_or_clear_prevents_the_medium_s_removal_no_more() {
+    for (action, is_prevented) in [(PREEMPT, true), (PREEMPT_AND_ABORT, false), (CLEAR, false)] {
+        let (mut rig, [a, b, c]) = three(LunConfig { removable: true, ..config() });
+        let eject = |rig: &mut Rig| rig.run_as(&b, &[0x1b, 0, 0, 0, 2, 0], &[], 0);
+        rig.run_as(&a, &[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
+        out(&mut rig, &b, action, 1, 2, 1).good();
+        if is_prevented {
+            assert_eq!(eject(&mut rig).sense(), Sense::illegal(Code::REMOVAL_PREVENTED), "{action}");
+            continue;
+        }
+        // Who was not registered has lost nothing.
+        rig.run_as(&c, &[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
+        assert_eq!(eject(&mut rig).sense(), Sense::illegal(Code::REMOVAL_PREVENTED), "{action}");
+        rig.run_as(&c, &[0x1e, 0, 0, 0, 0, 0], &[], 0).good();
+        eject(&mut rig).good();
+    }
+}
+
 /// SPC-2, reservations overview.
 #[test]
 fn while_a_unit_is_reserved_there_are_no_persistent_reservations_even_for_its_holder() {

@@ -70,7 +70,7 @@ fn what_reserve_has_reserved_and_what_is_prevented_move_along() {
     let ((from, _), (to, _)) = (unit(A), unit(B));
     from.state().reservations.reserve_unit(A).unwrap();
     from.state().preventing.push(A);
-    from.set_medium(Medium::Stopped);
+    from.state().set_medium(Medium::Stopped);
     from.set_write_cache(&from.state(), false);
     from.set_write_protect(true);
     moved(&from, &to).unwrap();
@@ -102,7 +102,7 @@ fn what_others_have_reserved_is_theirs() {
     assert_eq!(moved(&from, &to), Err(UnitStateError::Reserved));
     assert_eq!(to.check(B, &from.save(A)), Err(UnitStateError::Reserved));
     assert_eq!(to.state().reservations.key_of(B), None, "nothing has changed");
-    to.set_medium(Medium::Stopped);
+    to.state().set_medium(Medium::Stopped);
     from.state().reservations = Default::default();
     from.state().reservations.reserve_unit(A).unwrap();
     assert_eq!(moved(&from, &to), Err(UnitStateError::Reserved), "a unit has either kind of reservations");
@@ -164,7 +164,7 @@ fn a_reservation_that_is_for_all_is_joined_where_there_is_one_of_the_same_type_a
 fn a_state_that_no_unit_writes_is_none() {
     let (from, _) = unit(A);
     for (kind, medium) in [Medium::Ready, Medium::Stopped, Medium::Ejected].into_iter().enumerate() {
-        from.set_medium(medium);
+        from.state().set_medium(medium);
         let bytes = from.save(A).to_bytes();
         assert_eq!((bytes[24], UnitState::from_bytes(&bytes).map(|state| state.medium)), (kind as u8, Ok(medium)));
     }

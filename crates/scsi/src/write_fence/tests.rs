@@ -99,6 +99,50 @@ fn who_waits_for_those_within_is_woken_by_the_last_of_a_lane_and_by_no_newcomer_
     assert_eq!((a.take(), b.take()), (0, 0), "nobody waits any more");
 }
 
+#[test]
+fn a_holder_is_called_once_for_each_half_that_is_waited_for_and_for_older_locks_and_knows_who_holds_up_others() {
+    let (fence, [(a, waker_a), (_, waker_b)]) = (WriteFence::default(), places());
+    let (holder, waker) = (Arc::<Woken>::default(), Waker::from(Arc::<Woken>::default()));
+    let holds = Waker::from(Arc::clone(&holder));
+    fence.add_holder(holds.clone());
+    fence.add_holder(waker.clone());
+    let [early, beside] = [0, 1].map(|lane| fence.enter(lane, &(0..5), Waker::noop()).unwrap());
+    assert!(!fence.holds_up(&early), "nobody waits");
+    let first = fence.lock(10..20, &waker_a).unwrap();
+    for _ in 0..2 {
+        assert!(!fence.drained(first, &waker_a));
+    }
+    assert_eq!(holder.take(), 1);
+    assert!(fence.holds_up(&early) && fence.holds_up(&beside));
+    let late = fence.enter(0, &(30..40), Waker::noop()).unwrap();
+    assert!(!fence.holds_up(&late), "it came later");
+    // Who waits for that one too has the others called when it comes to it.
+    let second = fence.queue();
+    assert!(!fence.drained(second, &waker_b));
+    assert_eq!(holder.take(), 0);
+    fence.leave(early);
+    fence.leave(beside);
+    assert!(fence.drained(first, &waker_a) && !fence.drained(second, &waker_b));
+    assert_eq!((holder.take(), fence.holds_up(&late)), (1, true));
+    fence.leave(late);
+    assert!(fence.drained(second, &waker_b));
+    // The lock is older.
+    assert!(!fence.is_outlived(first));
+    for _ in 0..2 {
+        assert!(!fence.outlived(second, &waker_b));
+    }
+    assert_eq!((holder.take(), fence.is_outlived(first)), (1, true));
+    let newer = fence.lock(30..40, &waker_a).unwrap();
+    assert!(!fence.is_outlived(newer));
+    fence.release(first);
+    assert!(fence.outlived(second, &waker_b));
+    fence.remove_holder(&holds);
+    let within = fence.enter(0, &(0..5), Waker::noop()).unwrap();
+    assert!(!fence.drained(newer, &waker_a) && holder.take() == 0, "it has gone");
+    fence.leave(within);
+    assert!(a.take() > 0);
+}
+
 /// One who always has two of them, and asks for the next before anybody else asks, keeps nobody waiting.
 #[test]
 fn a_wait_that_another_begins_out_of_turn_is_for_all_who_have_waited_longer() {

@@ -123,9 +123,15 @@ impl View {
     /// Looks whether there are others now: one load if there are not.
     #[inline]
     pub(super) fn refresh(&mut self, scsi: &Scsi) {
-        if scsi.version() != self.version {
+        if !self.is_current(scsi) {
             self.renew(scsi);
         }
+    }
+
+    /// Whether there are no others than when it looked last.
+    #[inline]
+    pub(super) fn is_current(&self, scsi: &Scsi) -> bool {
+        scsi.version() == self.version
     }
 
     #[cold]

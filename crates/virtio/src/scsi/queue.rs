@@ -1,5 +1,7 @@
 //! One request queue of a virtio-scsi device: chains in, SCSI commands on their way (virtio 1.3, 5.6.6.1).
 
+mod header;
+
 use std::collections::VecDeque;
 use std::mem;
 use std::slice;
@@ -8,7 +10,9 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use egret_disk::{Completion, Op, Request, RequestToken};
-use egret_scsi::{Command, DataOut, DiskOp, Done, Key, Memory, Sense, Status as ScsiStatus, Step, Task, absent};
+use egret_scsi::{
+    Attention, Command, DataOut, DiskOp, Done, Key, Memory, Nexus, Sense, Status as ScsiStatus, Step, Task, absent,
+};
 use egret_vring::memory::{Buffers, GuestMemory, IoVec, iovecs};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
@@ -16,17 +20,14 @@ use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_S_RESET,
 };
 
+use self::header::{FIXED, Header};
 use super::address::Addressed;
 use super::luns::View;
-use super::tasks::{Abort, Function, Inbox};
+use super::tasks::{Abort, About, Function, Inbox};
 use super::waiting::{Bell, Needy, Scratch, Waiting};
 use super::{Scsi, config};
 use crate::model::{Completed, DiskKey, Malformed, Next, RequestModel, RequestType, Status, keep};
 
-/// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
-const FIXED: usize = 19;
-/// As much of a CDB as is looked at: no command is longer, and a header has room for no less.
-const CDB: usize = *config::CDB_SIZES.start() as usize;
 /// The response up to its sense data: sense_len, residual, status_qualifier, status, response.
 const RESPONSE: usize = 12;
 const LONGEST_SENSE: usize = *config::SENSE_SIZES.end() as usize;
@@ -86,43 +87,6 @@ struct Layout {
     response: usize,
 }
 
-/// What a header says, as far as it is looked at.
-struct Header {
-    lun: [u8; 8],
-    tag: u64,
-    cdb: [u8; CDB],
-}
-
-impl Header {
-    /// Words that have all of it.
-    const WORDS: usize = (FIXED + CDB).div_ceil(8);
-
-    /// Reads the header at the beginning of `iovecs`. In words, and from where it nearly always is: a copy of it would have
-    /// to be waited for, because its fields are wider than what a copy stores at a time.
-    #[inline(always)]
-    fn read(memory: &GuestMemory, iovecs: &[IoVec]) -> Option<Self> {
-        let words = iovecs.first().and_then(|iovec| memory.words(iovec));
-        let [lun, tag, a, b, c] = match words {
-            Some(words) => words,
-            None => Self::gather(memory, iovecs)?,
-        };
-        // The CDB begins at the fourth byte of the third word.
-        let cdb = u128::from(a >> 24) | u128::from(b) << 40 | u128::from(c) << 104;
-        Some(Self { lun: lun.to_le_bytes(), tag, cdb: cdb.to_le_bytes() })
-    }
-
-    #[cold]
-    fn gather(memory: &GuestMemory, iovecs: &[IoVec]) -> Option<[u64; Self::WORDS]> {
-        let mut bytes = [0; 8 * Self::WORDS];
-        let header = &mut bytes[..FIXED + CDB];
-        if memory.gather(iovecs, header) != header.len() {
-            return None;
-        }
-        let (words, _) = bytes.as_chunks();
-        Some(std::array::from_fn(|at| u64::from_le_bytes(words[at])))
-    }
-}
-
 /// The data-out of a chain.
 struct Given<'a> {
     memory: &'a GuestMemory,
@@ -154,6 +118,8 @@ pub struct ScsiQueue {
     asked: Vec<Arc<Function>>,
     /// Functions to release when everything used is published.
     due: Vec<Arc<Function>>,
+    /// Some requests that wait for limits may hold up others' commands.
+    takes_back: bool,
     /// Some command is to be aborted, and may be waiting.
     ends: bool,
     /// Commands that wait for overlapping ones, the next to be tried again first; and what is rung when they are worth that.
@@ -183,6 +149,7 @@ impl ScsiQueue {
             inbox,
             asked: Vec::new(),
             due: Vec::new(),
+            takes_back: false,
             ends: false,
             waiting: VecDeque::new(),
             waker: Arc::clone(&bell).into(),
@@ -249,6 +216,9 @@ impl ScsiQueue {
         };
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
         let step = lun.unit.begin(&mut slot.command, &task, &given);
+        if cdb[0] == REPORT_LUNS {
+            self.tell_if_old(&lun.nexus);
+        }
         let next = self.proceed(memory, token, unit, step);
         if !matches!(next, Next::Complete(_)) {
             self.enter(head, *tag, unit);
@@ -281,9 +251,21 @@ impl ScsiQueue {
             waker: &self.waker,
         };
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
-        match absent(&mut slot.command, &task, &given) {
+        let step = absent(&mut slot.command, &task, &given);
+        if cdb[0] == REPORT_LUNS {
+            self.tell_if_old(&neighbour.nexus);
+        }
+        match step {
             Step::Done(done) => self.finish(memory, head, VIRTIO_SCSI_S_OK, done),
             _ => self.finish(memory, head, VIRTIO_SCSI_S_OVERRUN, NOT_DONE),
+        }
+    }
+
+    /// Who has been given a list of units need not be told that it has changed: unless it has since this queue looked, which
+    /// may be what was to be told.
+    fn tell_if_old(&self, nexus: &Nexus) {
+        if !self.view.is_current(&self.scsi) {
+            nexus.attend(Attention::LunsChanged);
         }
     }
 
@@ -340,13 +322,15 @@ impl ScsiQueue {
                 Buffers::own(mem::take(slot.command.scratch(&given)), list)
             }
         };
-        slot.request_type.get_or_insert(match op {
+        let request_type = match op {
             Op::Read => RequestType::Read,
             Op::Write { .. } => RequestType::Write,
             Op::Flush => RequestType::Flush,
             Op::Discard => RequestType::Discard,
             Op::WriteZeroes { .. } => RequestType::WriteZeroes,
-        });
+        };
+        // It counts as what it does first; but a flush is only the way to the rest, where there is one.
+        slot.request_type = slot.request_type.filter(|before| *before != RequestType::Flush).or(Some(request_type));
         slot.bytes += len;
         Request { op, offset, len, buffers, token }
     }
@@ -572,11 +556,9 @@ impl RequestModel for ScsiQueue {
                     self.waker.wake_by_ref();
                 }
             }
-            // They may be what a function is about.
-            None if self.has_commands() => self.inbox.open(Waker::noop().clone()),
+            // Functions go on coming: what they are about may be in progress, or in the ring.
             None => {
-                drop(self.inbox.close());
-                self.asked.clear();
+                self.inbox.open(Waker::noop().clone());
                 self.due.clear();
             }
         }
@@ -585,8 +567,10 @@ impl RequestModel for ScsiQueue {
     fn resume(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
         if mem::take(&mut self.ends) {
             self.end_early(memory, into);
+            self.takes_back |= self.inbox.holds();
         }
         self.open_inbox();
+        self.takes_back |= self.inbox.is_called();
         // Reset before the commands are retried, so that a ring during the retries wakes the queue again.
         if self.bell.rung.swap(false, Ordering::Acquire) {
             self.untried = self.waiting.len();
@@ -600,13 +584,53 @@ impl RequestModel for ScsiQueue {
     }
 
     #[inline]
-    fn caught_up(&mut self) {
+    fn published(&mut self) {
         if !self.due.is_empty() {
             self.due.clear();
         }
+    }
+
+    fn is_full(&mut self) {
+        self.published();
+        let asked = mem::take(&mut self.asked);
+        for function in asked {
+            let found = self.apply(&function);
+            // No other command has the tag of one that was found.
+            if !(found && matches!(function.about, About::Task(..))) {
+                self.asked.push(function);
+            }
+        }
+        if self.ends {
+            self.bell.queue.wake_by_ref();
+        }
+    }
+
+    #[inline]
+    fn caught_up(&mut self) {
+        self.published();
         if !self.asked.is_empty() {
             self.apply_functions();
         }
+    }
+
+    #[cold]
+    fn may_wait(&mut self, head: u16) {
+        self.inbox.hold();
+        // The other half of what `Inbox::hold` says.
+        if self.holds_up(head) {
+            self.takes_back = true;
+            self.bell.queue.wake_by_ref();
+        }
+    }
+
+    fn takes_back(&mut self) -> bool {
+        mem::take(&mut self.takes_back)
+    }
+
+    fn holds_up(&self, head: u16) -> bool {
+        let slot = &self.slots[usize::from(head)];
+        // A function waits for one that is to end.
+        slot.ends.is_some() || self.view.lun(self.unit_of(head)).unit.holds_up(&slot.command)
     }
 
     fn waiting(&self) -> usize {
@@ -683,22 +707,30 @@ impl ScsiQueue {
     #[cold]
     fn apply_functions(&mut self) {
         for function in mem::take(&mut self.asked) {
-            for slot in &mut self.slots {
-                let Some(unit) = slot.unit else { continue };
-                if !function.about.names(self.view.lun(unit as usize).address, slot.tag) {
-                    continue;
-                }
-                function.find();
-                if function.ends.is_some() {
-                    slot.ends = function.ends;
-                    slot.functions.push(Arc::clone(&function));
-                    self.ends = true;
-                }
-            }
+            self.apply(&function);
         }
         if self.ends {
             self.bell.queue.wake_by_ref();
         }
+    }
+
+    /// Applies a function to the commands in progress. Says whether it is about some of them.
+    fn apply(&mut self, function: &Arc<Function>) -> bool {
+        let mut found = false;
+        for slot in &mut self.slots {
+            let Some(unit) = slot.unit else { continue };
+            if !function.about.names(self.view.lun(unit as usize).address, slot.tag) {
+                continue;
+            }
+            found = true;
+            function.find();
+            if function.ends.is_some() && !slot.functions.iter().any(|other| Arc::ptr_eq(other, function)) {
+                slot.ends = function.ends;
+                slot.functions.push(Arc::clone(function));
+                self.ends = true;
+            }
+        }
+        found
     }
 
     /// Aborts the waiting commands that are to be aborted. The others are aborted when their disk operation completes.
@@ -741,3 +773,6 @@ impl Drop for ScsiQueue {
         self.let_go();
     }
 }
+
+#[cfg(test)]
+mod tests;

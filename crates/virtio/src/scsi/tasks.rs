@@ -17,7 +17,7 @@
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
+use std::task::{Wake, Waker};
 
 use super::LunAddress;
 
@@ -136,30 +136,65 @@ impl EndedFunctions {
     }
 }
 
-/// The functions that a request queue is to act on. A queue that is attached to no loop has no commands, and takes none.
+/// The functions that a request queue is to act on. It takes them from when the queue first comes to a loop until it has left
+/// the last: between two loops as well, where what they are about may be in the ring.
 #[derive(Debug, Default)]
-pub(super) struct Inbox(Mutex<Letters>);
+pub(super) struct Inbox {
+    letters: Mutex<Letters>,
+    /// Whether the queue may have requests that wait for limits.
+    holds: AtomicBool,
+    /// Whether it is to look which of them hold up others.
+    called: AtomicBool,
+}
+
+/// Those of a device's request queues. As a waker it calls the queues that may hold up others' commands.
+#[derive(Debug)]
+pub(super) struct Inboxes(Mutex<Vec<Arc<Inbox>>>);
+
+impl Inboxes {
+    /// Of so many queues, none of which runs.
+    pub(super) fn new(queues: u16) -> Arc<Self> {
+        Arc::new(Self(Mutex::new((0..queues).map(|_| Arc::default()).collect())))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Arc<Inbox>>> {
+        lock(&self.0)
+    }
+}
+
+impl Wake for Inboxes {
+    fn wake(self: Arc<Self>) {
+        self.lock().iter().for_each(|inbox| inbox.call());
+    }
+}
 
 #[derive(Debug, Default)]
 struct Letters {
     /// In the order in which they came.
     functions: Vec<Arc<Function>>,
-    /// The queue's, while it runs.
+    /// The queue's, while it takes any.
     waker: Option<Waker>,
 }
 
 impl Inbox {
+    /// Takes functions from here on, and has the queue woken by `waker`: also for those that there are already.
     pub(super) fn open(&self, waker: Waker) {
-        lock(&self.0).waker = Some(waker);
+        let mut letters = lock(&self.letters);
+        letters.waker = Some(waker.clone());
+        let are_there = !letters.functions.is_empty();
+        drop(letters);
+        if are_there {
+            waker.wake();
+        }
     }
 
     /// Takes no more functions; those that it has.
     pub(super) fn close(&self) -> Vec<Arc<Function>> {
-        mem::take(&mut *lock(&self.0)).functions
+        mem::take(&mut *lock(&self.letters)).functions
     }
 
     pub(super) fn post(&self, function: &Arc<Function>) {
-        let mut letters = lock(&self.0);
+        let mut letters = lock(&self.letters);
         let Some(waker) = letters.waker.clone() else { return };
         letters.functions.push(Arc::clone(function));
         drop(letters);
@@ -168,9 +203,33 @@ impl Inbox {
 
     /// The oldest functions, at most `most`; and whether there are more.
     pub(super) fn take(&self, most: usize) -> (Vec<Arc<Function>>, bool) {
-        let functions = &mut lock(&self.0).functions;
+        let functions = &mut lock(&self.letters).functions;
         let taken = functions.drain(..most.min(functions.len())).collect();
         (taken, !functions.is_empty())
+    }
+
+    /// The queue has a request that may wait for limits. Whoever waits for its command says so before it calls: if that call
+    /// does not find what is said here, who looks after this finds that somebody waits.
+    pub(super) fn hold(&self) {
+        self.holds.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the queue has said so, and was not called since.
+    pub(super) fn holds(&self) -> bool {
+        self.holds.load(Ordering::Relaxed)
+    }
+
+    fn call(&self) {
+        if self.holds.load(Ordering::SeqCst) && self.holds.swap(false, Ordering::SeqCst) {
+            self.called.store(true, Ordering::Release);
+            let waker = lock(&self.letters).waker.clone();
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Whether the queue has been called since the last time.
+    pub(super) fn is_called(&self) -> bool {
+        self.called.load(Ordering::Relaxed) && self.called.swap(false, Ordering::Acquire)
     }
 }
 

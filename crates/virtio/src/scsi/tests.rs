@@ -274,6 +274,20 @@ fn a_read_fills_the_driver_s_buffers_and_the_rest_of_them_is_residual() {
 }
 
 #[test]
+fn a_read_that_has_the_cache_written_first_counts_as_a_read() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let mut cdb = read10(5, 1);
+    cdb[1] = 0x08;
+    let (_, flush) = line.submitted(FIRST, 1, &cdb, &[], &[piece(BUFFER, 512)]);
+    assert_eq!((flush.op, flush.len), (Op::Flush, 0));
+    let Next::Submit(_, read) = line.end(flush, Ok(())) else { panic!("it reads") };
+    assert_eq!((read.op, read.offset, read.len), (Op::Read, 5 * 512, 512));
+    let told = line.ended(read, Ok(()));
+    assert_eq!((told.status, told.ended.request_type, told.ended.bytes), (GOOD, crate::RequestType::Read, 512));
+}
+
+#[test]
 fn a_write_takes_what_follows_the_header_wherever_that_ends() {
     let scsi = device();
     let mut line = Line::requests(&scsi);

@@ -286,22 +286,42 @@ fn several_functions_may_wait_for_one_command_and_the_last_says_how_it_ends() {
 fn a_queue_that_does_not_run_keeps_no_function_waiting_and_one_that_leaves_lets_go_of_it() {
     let scsi = device();
     let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
-    let leave: [fn(Line); 2] = [|mut line| line.model.set_waker(None), drop];
+    let leave: [fn(&mut Line, Line); 2] = [
+        |line, _| {
+            line.model.set_waker(None);
+            line.model.let_go();
+        },
+        |line, other| *line = other,
+    ];
     for leave in leave {
         assert!(matches!(tmf(&mut control, QUERY_TASK_SET, FIRST, 0), Next::Wait));
         assert!(control.resume().is_empty(), "the queue has not looked yet");
-        leave(std::mem::replace(&mut line, Line::new(&scsi, 3)));
-        line.resume();
+        let mut other = Line::new(&scsi, 3);
+        other.model.let_go();
+        leave(&mut line, other);
         assert!(matches!(control.resumed(), Next::Complete(_)));
+        assert_eq!(done(&mut control, &mut [], ABORT_TASK_SET, FIRST, 0), OK);
         line = Line::new(&scsi, 2);
     }
-    // One that comes back, on another loop, has commands again.
+}
+
+#[test]
+fn functions_wait_for_a_queue_that_is_on_its_way_to_another_loop_and_find_what_lies_in_its_ring() {
+    let scsi = device();
+    let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    assert!(matches!(tmf(&mut control, QUERY_TASK, FIRST, 1), Next::Wait));
     line.model.set_waker(None);
-    assert_eq!(done(&mut control, &mut [], ABORT_TASK_SET, FIRST, 0), OK);
+    // One is not looked at yet, and the other comes in between.
+    assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 1), Next::Wait));
+    assert!(control.resume().is_empty());
     line.model.set_waker(Some(Arc::clone(&line.woken).into()));
+    assert!(line.is_woken());
     let (_, request) = line.submitted(FIRST, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
-    assert_eq!(done(&mut control, &mut [&mut line], QUERY_TASK, FIRST, 1), SUCCEEDED);
-    line.ended(request, Ok(()));
+    assert!(line.resume().is_empty());
+    assert!(matches!(control.resumed(), Next::Complete(_)));
+    assert_eq!(control.guest.read::<1>(RESPONSE)[0], SUCCEEDED);
+    assert_eq!(line.ended(request, Ok(())).response, ABORTED);
+    assert!(matches!(control.resumed(), Next::Complete(_)));
 }
 
 #[test]

@@ -1,0 +1,58 @@
+//! Requests that wait for their disk's limits while other commands wait for theirs, or functions that are to end it.
+//!
+//! ```text
+//!   called ──▶ taken back, suspended: nobody waits for them ──some a turn──▶ readmitted ──▶ the limits again, or refused
+//! ```
+//!
+//! What is suspended and readmitted may be another request of its command then, or none: that of a guest which has been
+//! preempted meanwhile is not done, nor what is aborted.
+//!
+//! None of this runs where no disk has limits.
+
+use std::task::Wake;
+
+use egret_disk::{EngineSet, Request};
+use egret_event_loop::Nanos;
+use egret_virtio::DiskKey;
+
+use super::QueueWorker;
+
+/// How many requests are taken up again in one turn.
+const TAKEN_UP_A_TURN: usize = 128;
+
+impl QueueWorker {
+    /// Takes those requests back that hold up others. The rest wait on, in their order.
+    #[cold]
+    pub(super) fn take_back(&mut self, engines: &mut EngineSet) {
+        for key in (0..self.disks.slots.len() as u32).map(DiskKey) {
+            let Some(slot) = self.disks.slot(key) else { continue };
+            for request in engines.withdraw_waiting(slot) {
+                let head = request.token.slot();
+                if !self.model.holds_up(head) {
+                    if engines.push(slot, request) {
+                        self.model.may_wait(head);
+                    }
+                    continue;
+                }
+                let Request { op, offset, len, buffers, token } = request;
+                let mut request = Request { op, offset, len, buffers: self.queue.take_back(buffers), token };
+                self.model.suspend(&mut request);
+                self.taken_back.push_back((key, request));
+            }
+        }
+    }
+
+    /// Goes on with them, some a turn.
+    #[cold]
+    pub(super) fn take_up_again(&mut self, engines: &mut EngineSet, now: Nanos) {
+        for _ in 0..TAKEN_UP_A_TURN {
+            let Some((key, request)) = self.taken_back.pop_front() else { break };
+            self.take_up(engines, key, request, now);
+        }
+        if !self.taken_back.is_empty()
+            && let Some(alarm) = &self.alarm
+        {
+            alarm.wake_by_ref();
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Task management of virtio-scsi, as the worker of a queue looks at it.
+
+use egret_scsi::{LogicalUnit, LunConfig};
+use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
+
+use super::*;
+
+const UNIT: LunAddress = LunAddress { target: 0, lun: 0 };
+/// LUN 0 of target 0, as a header has it.
+const LUN: [u8; 8] = [1, 0, 0x40, 0, 0, 0, 0, 0];
+const ABORT_TASK: u8 = 0;
+const ABORT_TASK_SET: u8 = 1;
+const QUERY_TASK: u8 = 6;
+/// The responses.
+const OK: u8 = 0;
+const FOUND: u8 = 10;
+const ABORTED: u8 = 2;
+/// What a function is answered with before it is.
+const NOTHING: u8 = 0xee;
+
+/// The control queue and a request queue of a device with one unit, on one loop.
+struct Machine {
+    io: EventLoop<Worker>,
+    control: (Arc<GuestMemory>, Driver),
+    requests: (Arc<GuestMemory>, Driver),
+    /// The one, and the other.
+    control_id: SourceId,
+    id: SourceId,
+}
+
+impl Machine {
+    fn new(disk: Arc<Disk>) -> Self {
+        Self::with(&ErrorHandling::new("e", ErrorPolicy::default()), disk)
+    }
+
+    /// One whose export does this about errors.
+    fn with(errors: &Arc<ErrorHandling>, disk: Arc<Disk>) -> Self {
+        let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 64 }, "e").unwrap();
+        let unit =
+            LogicalUnit::new(LunConfig { capacity_bytes: SIZE, serial: "e".into(), ..LunConfig::default() }).unwrap();
+        scsi.add(scsi.prepare(UNIT, Arc::new(unit)).unwrap()).unwrap();
+        let mut io = event_loop(ClockReads::ByPhase);
+        let mut queue = |index, disks| {
+            let model = Arc::clone(&scsi).model(index, 64);
+            let mut guest = Guest::with(model, shape(false), Arc::clone(errors), disks);
+            guest.worker.set_home(LoopHandle::new(&io));
+            let id = io.attach(guest.worker.into()).map_err(|(_, e)| e).unwrap();
+            ((guest.memory, guest.driver), id)
+        };
+        let (control, control_id) = queue(0, Vec::new());
+        let (requests, id) = queue(2, vec![Some(disk)]);
+        let mut machine = Self { io, control, requests, control_id, id };
+        // TEST UNIT READY: a unit attention.
+        machine.send(0, &[0; 6]);
+        machine.await_used();
+        machine
+    }
+
+    /// Makes a command available that has a place and a tag of its own.
+    fn send(&mut self, tag: u64, cdb: &[u8]) {
+        let (memory, driver) = &mut self.requests;
+        let mut header = [0; 51];
+        header[..8].copy_from_slice(&LUN);
+        header[8..16].copy_from_slice(&tag.to_le_bytes());
+        header[19..19 + cdb.len()].copy_from_slice(cdb);
+        let at = HEADER + 0x400 * tag;
+        assert!(memory.write(at, &header));
+        let room = [Piece { addr: at + 0x80, len: 108 }, Piece { addr: at + 0x200, len: 512 }];
+        driver.add(&[Piece { addr: at, len: 51 }], &room, tag).unwrap();
+        driver.publish();
+    }
+
+    fn read(&mut self, tag: u64) {
+        self.send(tag, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+    }
+
+    fn response(&self, tag: u64) -> u8 {
+        let mut response = [0; 108];
+        assert!(self.requests.0.read(HEADER + 0x400 * tag + 0x80, &mut response));
+        response[11]
+    }
+
+    fn await_used(&mut self) -> u64 {
+        loop {
+            if let Some(used) = self.requests.1.reap().unwrap() {
+                return used.token;
+            }
+            self.io.turn().unwrap();
+        }
+    }
+
+    /// Makes a function available, and returns where its answer is to be.
+    fn manage(&mut self, function: u8, tag: u64) -> u64 {
+        let (memory, driver) = &mut self.control;
+        let mut request = [0; 24];
+        request[4] = function;
+        request[8..16].copy_from_slice(&LUN);
+        request[16..].copy_from_slice(&tag.to_le_bytes());
+        let answer = HEADER + 0x20 * u64::from(function);
+        let header = answer + 0x1000;
+        assert!(memory.write(header, &request) && memory.write(answer, &[NOTHING]));
+        driver.add(&[Piece { addr: header, len: 24 }], &[Piece { addr: answer, len: 1 }], 0).unwrap();
+        driver.publish();
+        answer
+    }
+
+    /// What it was answered, if it was.
+    fn managed(&self, answer: u64) -> u8 {
+        let mut answered = [0];
+        assert!(self.control.0.read(answer, &mut answered));
+        answered[0]
+    }
+
+    /// So many turns that whatever goes on by itself has.
+    fn turns(&mut self) {
+        for _ in 0..8 {
+            [self.control_id, self.id].into_iter().for_each(|id| self.io.wake(id));
+            self.io.turn().unwrap();
+        }
+    }
+}
+
+/// One that does not answer for longer than a turn takes.
+fn slow_disk() -> Arc<Disk> {
+    let null = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(100), read_zeroes: false };
+    Arc::new(Disk::open(&Options::new("slow", null)).unwrap())
+}
+
+#[test]
+fn a_function_that_comes_while_a_queue_is_paused_finds_the_command_that_lies_in_its_ring() {
+    for moves in [false, true] {
+        let mut machine = Machine::new(slow_disk());
+        let id = machine.id;
+        let (to, stopped) = channel();
+        if moves {
+            machine.io.detach(id, move |worker| to.send(worker).unwrap());
+        } else {
+            machine.io.quiesce(id, |_| ());
+        }
+        machine.read(1);
+        let answer = machine.manage(ABORT_TASK, 1);
+        machine.turns();
+        assert_eq!(machine.managed(answer), NOTHING, "moves: {moves}: it has not looked");
+        if moves {
+            let worker: Worker = stopped.try_recv().expect("nothing is in flight");
+            machine.turns();
+            machine.id = machine.io.attach(worker).map_err(|(_, e)| e).unwrap();
+        } else {
+            machine.io.resume(id);
+        }
+        machine.turns();
+        assert_eq!(machine.managed(answer), NOTHING, "moves: {moves}: the command is with the disk");
+        assert_eq!((machine.await_used(), machine.response(1)), (1, ABORTED), "moves: {moves}");
+        machine.turns();
+        assert_eq!(machine.managed(answer), OK, "moves: {moves}");
+    }
+}
+
+/// What is done in a turn before it has looked at its ring is no reason to look at functions.
+#[test]
+fn a_queue_that_goes_on_has_not_caught_up_before_it_has_been_dispatched() {
+    let mut machine = Machine::new(slow_disk());
+    let id = machine.id;
+    machine.read(1);
+    machine.io.turn().unwrap();
+    machine.io.quiesce(id, |_| ());
+    machine.read(2);
+    let answer = machine.manage(ABORT_TASK, 2);
+    machine.turns();
+    let worker = queue(&mut machine.io, id);
+    worker.resume_queue(&mut EngineSet::new(EngineOptions::default()));
+    worker.notify(&mut Signals::new().unwrap());
+    machine.turns();
+    assert_eq!(machine.managed(answer), NOTHING, "its command is with the disk by now");
+    let ended = [machine.await_used(), machine.await_used()];
+    assert_eq!((ended, machine.response(1), machine.response(2)), ([1, 2], OK, ABORTED));
+}
+
+#[test]
+fn a_function_does_not_wait_for_a_queue_that_stops_for_good() {
+    let mut machine = Machine::new(slow_disk());
+    let id = machine.id;
+    queue(&mut machine.io, id).leave(Leave::Nothing);
+    machine.io.quiesce(id, |_| ());
+    machine.read(1);
+    for gone in [false, true] {
+        if gone {
+            machine.io.detach(id, std::mem::forget);
+        }
+        let answer = machine.manage(ABORT_TASK, 1);
+        machine.turns();
+        assert_eq!((machine.managed(answer), machine.response(1)), (OK, 0), "gone: {gone}");
+    }
+}
+
+/// Nothing else makes room: the disk fails, and nobody has the export go on.
+#[test]
+fn a_function_ends_what_waits_for_a_failed_disk_though_there_is_no_room_to_pop_the_rest_of_its_ring() {
+    let error = InjectError {
+        event: DebugEvent::ReadAio,
+        state: None,
+        iotype: None,
+        errno: Errno::IO,
+        sector: None,
+        once: false,
+    };
+    let driver = DiskDriver::Null { size: SIZE, latency: Nanos::ZERO, read_zeroes: false };
+    let blkdebug = DebugRules { inject_error: vec![error], set_state: Vec::new() };
+    let sick = || {
+        Arc::new(Disk::open(&Options { blkdebug: blkdebug.clone(), ..Options::new("sick", driver.clone()) }).unwrap())
+    };
+    for (function, answered, ended, status) in [
+        (ABORT_TASK_SET, [OK, FOUND], &[1, 2, 3][..], IoStatus::Ok),
+        // The next one fails as well, and there is no room for the one after it.
+        (ABORT_TASK, [OK, NOTHING], &[1], IoStatus::Failed),
+    ] {
+        let errors = stopping(None);
+        let mut machine = Machine::with(&errors, sick());
+        let id = machine.id;
+        machine.read(1);
+        while errors.status() == IoStatus::Ok {
+            machine.io.turn().unwrap();
+        }
+        // As with that many pieces in it; when it has ended there is room for the next one alone.
+        let pieces = queue(&mut machine.io, id).iovecs;
+        queue(&mut machine.io, id).iovecs = MOST_IOVECS + pieces - 1;
+        (2..4).for_each(|tag| machine.read(tag));
+        machine.turns();
+        assert_eq!(queue(&mut machine.io, id).counters.in_flight.get(), 1);
+        let query = machine.manage(QUERY_TASK, 3);
+        machine.turns();
+        assert_eq!(machine.managed(query), NOTHING, "it may be in the ring, and is");
+        let answer = machine.manage(function, 1);
+        for tag in ended {
+            machine.turns();
+            let used = machine.requests.1.reap().unwrap().map(|used| used.token);
+            assert_eq!((used, machine.response(*tag)), (Some(*tag), ABORTED));
+        }
+        machine.turns();
+        let answers = [answer, query].map(|answer| machine.managed(answer));
+        assert_eq!((answers, errors.status()), (answered, status));
+    }
+}

@@ -1,0 +1,102 @@
+//! Commands that wait for their disk's limits, and others' that wait for them.
+
+use egret_disk::{Limit, Limits, Rates, ThrottleGroup};
+use egret_event_loop::Nanos;
+
+use crate::machine::*;
+use crate::peer::await_that;
+use crate::stopped::{
+    COMPARE_AND_WRITE, RESERVATION_CONFLICT, Shared, WRITE, reserve_out, run_with, send_with, status,
+};
+use crate::waiting::response;
+
+/// So many writes, as a ring has room for.
+const MANY: u64 = 5;
+
+/// A write of one block.
+fn write(lba: u8) -> [u8; 10] {
+    let mut cdb = WRITE;
+    cdb[5] = lba;
+    cdb
+}
+
+/// Two guests of one disk, registered, of which the first has a command that writes, and writes, which would wait for minutes.
+fn limited(command: &[u8], data: &[u8]) -> Shared {
+    let disk = disk(Nanos::ZERO);
+    let mut shared = Shared::of(disk, tempfile::tempfile().unwrap(), false);
+    for (machine, key) in shared.machines.iter_mut().zip(1..) {
+        let (register, list) = reserve_out(0, 0, key);
+        assert_eq!(run_with(machine, &register, &list), 0);
+    }
+    // One after the other, once in eight minutes and a half.
+    let bytes = Rates { write: Limit { average: 1, ..Limit::default() }, ..Rates::default() };
+    set_limits(&shared, Some(Limits { bytes, ..Limits::default() }));
+    let ([first, _], [one, _]) = (&mut shared.machines, &shared.exports);
+    send_with(first, 0, &write(0), &[0; 512]);
+    first.reap(REQUESTS);
+    assert_eq!(status(first, 0), 0, "there is room for one");
+    send_with(first, 1, command, data);
+    for place in 2..MANY {
+        send_with(first, place, &write(place as u8), &[0; 512]);
+    }
+    // Its loop has had turns in which to do what it can do.
+    await_that("the others to wait", || one.stats().in_flight == MANY - 1);
+    shared
+}
+
+fn set_limits(shared: &Shared, limits: Option<Limits>) {
+    shared.disk.set_throttle_group(limits.map(|limits| ThrottleGroup::new("g", limits)).as_ref());
+    for io in &shared.io {
+        io.0.call(|target| target.backend().restart_throttled()).unwrap();
+    }
+}
+
+/// The writes that wait end like this.
+fn end_alike(shared: &mut Shared, expected: u8) {
+    let [first, _] = &mut shared.machines;
+    for _ in 1..MANY {
+        first.reap(REQUESTS);
+    }
+    assert_eq!([1, 2, 3, 4].map(|place| status(first, place)), [expected; MANY as usize - 1]);
+    assert_eq!(shared.exports[0].stats().in_flight, 0);
+}
+
+#[test]
+fn a_guest_is_fenced_at_once_however_long_its_writes_would_wait_for_limits_and_they_are_not_done() {
+    // The one has a place in the fence, and the other a lock.
+    for (command, data) in [(&write(1)[..], &[0; 512][..]), (&COMPARE_AND_WRITE, &[0; 1024])] {
+        let mut shared = limited(command, data);
+        let (reserve, list) = reserve_out(1, 2, 0);
+        assert_eq!(run_with(&mut shared.machines[1], &reserve, &list), 0);
+        let (preempt_and_abort, list) = reserve_out(5, 2, 1);
+        assert_eq!(run_with(&mut shared.machines[1], &preempt_and_abort, &list), 0);
+        end_alike(&mut shared, RESERVATION_CONFLICT);
+    }
+}
+
+#[test]
+fn a_function_ends_what_waits_for_limits_without_waiting_for_them() {
+    let mut shared = limited(&write(1), &[0; 512]);
+    let [first, _] = &mut shared.machines;
+    first.manage(ABORT_TASK_SET);
+    assert_eq!(first.managed(), 0);
+    for _ in 1..MANY {
+        first.reap(REQUESTS);
+    }
+    assert_eq!([1, 2, 3, 4].map(|place| response(first, REQUESTS, place)), [2; MANY as usize - 1]);
+}
+
+#[test]
+fn a_compare_and_write_waits_for_no_write_that_waits_for_limits_and_those_are_done_when_there_are_none() {
+    const MISCOMPARE: u8 = 2;
+    let mut shared = limited(&write(1), &[0; 512]);
+    // Of other blocks and of the same, more often than there are halves to empty.
+    for lba in [0, 9, 1, 3, 9] {
+        let mut alone = COMPARE_AND_WRITE;
+        alone[9] = lba;
+        assert_eq!(run_with(&mut shared.machines[1], &alone, &[1; 1024]), MISCOMPARE);
+    }
+    assert_eq!(shared.exports[0].stats().in_flight, MANY - 1);
+    set_limits(&shared, None);
+    end_alike(&mut shared, 0);
+}
