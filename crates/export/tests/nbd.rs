@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_disk::{DebugEvent, DebugRules, Discard, Disk, Driver, InjectError, IoType, Locking, Options};
+use egret_disk::{DebugEvent, DebugRules, Discard, Disk, Driver, InjectError, IoType, Locking, Op, Options};
 use egret_event_loop::clock;
 use egret_export::{
     Access, DiskSwap, Export, ExportError, NbdAddress, NbdOptions, NbdServer, NbdServerConfig, NbdServerError, OpStats,
@@ -23,6 +23,7 @@ use egret_export::{
 use egret_nbd::protocol::{Headers, answer, command, command_flag, export_flag, option};
 use egret_virtio::RequestType;
 use nbd_client::{NbdClient, greet, haggle, send_option, string};
+use peer::gate::Gate;
 use peer::{IoThread, await_that};
 use rustix::io::Errno;
 
@@ -237,6 +238,40 @@ fn what_a_disk_fails_is_told_once_and_as_its_own_and_what_is_asked_for_beside_it
         } else {
             assert_eq!(client.call(0, command::READ, 2 * MIB, 2 * MIB, &[]), failed);
         }
+    }
+}
+
+#[test]
+fn what_is_to_be_stable_when_it_is_answered_is_asked_of_the_disk_so_and_nothing_else_is() {
+    use command_flag::{FUA, PAYLOAD_LEN};
+    let (gate, io) = (Gate::new(), IoThread::start());
+    gate.open();
+    let served = Served { disk: gate.disk(), ..Served::new() };
+    served.server.open();
+    for writethrough in [false, true] {
+        let export = served.export(NbdOptions { writethrough, ..named("disk") }, &[&io]).unwrap();
+        for headers in ALL {
+            let mut client = served.connect(headers);
+            let has_length = if headers == Headers::Extended { PAYLOAD_LEN } else { 0 };
+            for flags in [0, FUA] {
+                let fua = flags != 0 || writethrough;
+                let mut given = |flags, command, len, data: &[u8]| {
+                    client.call(flags, command, 0, len, data).unwrap();
+                    gate.take_given()
+                };
+                let case = format!("writethrough {writethrough}, {headers:?}, flags {flags}");
+                // Each part of those that are done in parts.
+                let written = given(flags | has_length, command::WRITE, 2 * MIB, &vec![7; 2 << 20]);
+                assert_eq!(written, [Op::Write { fua }; 2], "{case}");
+                let zeroed = given(flags, command::WRITE_ZEROES, 2 * MIB, &[]);
+                // Nothing is discarded of this disk.
+                assert_eq!(zeroed, [Op::WriteZeroes { unmap: false, fua }; 2], "{case}");
+                assert_eq!(given(flags, command::TRIM, 2 * MIB, &[]), vec![Op::Flush; fua.into()], "{case}");
+                assert_eq!(given(flags, command::FLUSH, 0, &[]), [Op::Flush], "{case}");
+                assert_eq!(given(flags, command::READ, 4096, &[]), [Op::Read], "{case}");
+            }
+        }
+        drop(export);
     }
 }
 

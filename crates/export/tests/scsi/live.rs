@@ -9,8 +9,8 @@ use egret_event_loop::{Nanos, clock};
 use egret_export::{DiskSwap, Export, ExportError, Pause, reopen};
 use egret_vring::ring::Piece;
 
-use crate::gate::Gate;
 use crate::machine::*;
+use crate::peer::gate::Gate;
 use crate::peer::{GET_VRING_BASE, IoThread, SET_VRING_CALL, SET_VRING_KICK, await_that, longs, words};
 
 /// A pause is a part of the time that a change took, and the drain a part of that.
