@@ -14,7 +14,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_disk::{DebugEvent, DebugRules, Discard, Disk, Driver, InjectError, IoType, Locking, Op, Options};
+use egret_disk::{
+    DebugEvent, DebugRules, Discard, Disk, Driver, InjectError, IoType, Limit, Limits, Locking, Op, Options, Rates,
+    ThrottleGroup,
+};
 use egret_event_loop::clock;
 use egret_export::{
     Access, DiskSwap, Export, ExportError, NbdAddress, NbdOptions, NbdServer, NbdServerConfig, NbdServerError, OpStats,
@@ -304,6 +307,33 @@ fn clients_are_dealt_out_to_threads_and_neither_these_nor_the_disk_are_what_they
     }
     assert_eq!(file.metadata().unwrap().len(), SIZE);
     drop((export, server));
+}
+
+#[test]
+fn the_limits_of_a_disk_hold_again_when_its_clients_go_on_because_it_cannot_be_exchanged() {
+    let (gate, io) = (Gate::new(), IoThread::start());
+    let served = Served { disk: gate.disk(), ..Served::new() };
+    // One read, one over the brim, and then a byte a second.
+    let total = Limit { average: 1, burst: 4096, burst_seconds: 1 };
+    let bytes = Rates { total, ..Rates::default() };
+    served.disk.set_throttle_group(Some(&ThrottleGroup::new("g", Limits { bytes, ..Limits::default() })));
+    let export = served.export(named("disk"), &[&io]).unwrap();
+    served.server.open();
+    let mut client = served.connect(Headers::Simple);
+    let read = |client: &mut NbdClient| client.ask(0, command::READ, 0, 4096, &[]);
+    let first = read(&mut client);
+    gate.await_kept(1);
+    let change = [DiskSwap { old: Arc::clone(&served.disk), new: gate.disk() }];
+    assert!(matches!(reopen(&[&export], &change), Err(ExportError::Busy(_))));
+    gate.open();
+    let second = read(&mut client);
+    assert_eq!([(); 2].map(|()| client.hear().unwrap().0), [first, second]);
+    read(&mut client);
+    // It would have ended by the time that these have.
+    for _ in 0..2 {
+        let flush = client.ask(0, command::FLUSH, 0, 0, &[]);
+        assert_eq!(client.hear().unwrap().0, flush);
+    }
 }
 
 #[test]
