@@ -7,8 +7,9 @@ use std::fs::{File, Permissions};
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
@@ -31,7 +32,7 @@ use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::wire::{F_VERSION_1, GET_INFLIGHT_FD, SET_BACKEND_REQ_FD, SET_VRING_CALL, Wire, inflight};
-use support::{await_some, await_that, http};
+use support::{PATIENCE, await_some, await_that, http};
 
 const MIB: u64 = 1 << 20;
 /// How often the watchdog wakes up under `--watchdog 1`, at least.
@@ -633,6 +634,30 @@ fn a_daemon_that_gives_up_root_goes_on_with_what_is_open_and_leaves_nothing_behi
         assert_eq!(server.terminate().code(), Some(0));
         assert_eq!(scratch.left_behind(), Vec::<String>::new());
     }
+}
+
+#[test]
+fn a_service_manager_whose_socket_has_no_file_is_told_all_that_there_is_to_tell() {
+    let scratch = Scratch::new();
+    let name = format!("egret-manager-{}", std::process::id());
+    let manager = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hears = |what: &[u8]| {
+        let mut text = [0; 256];
+        while !text.starts_with(what) {
+            manager.recv(&mut text).unwrap();
+        }
+    };
+    let program = Program::egret().with_env("NOTIFY_SOCKET", &format!("@{name}")).with_env("WATCHDOG_USEC", "1000000");
+    let options = Options::new().null("d0", "").export("e0", "d0", &scratch.path("e0"), "");
+    let mut server = Server::start(&program, &options);
+    hears(b"READY=1");
+    await_confined(&server);
+    // As the watchdog and as the main thread are by now.
+    (0..2).for_each(|_| hears(b"WATCHDOG=1"));
+    server.ask_to_end();
+    hears(b"STOPPING=1");
+    assert_eq!((server.await_end().code(), server.complaints()), (Some(0), Vec::new()));
 }
 
 #[test]
