@@ -1,6 +1,9 @@
 //! What somebody who has taken over a thread gains by it: each kind of thread attacks, and nothing succeeds.
 
 use std::ffi::CString;
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 
 use egret_confine::{Bounds, Confinement, Files, ThreadKind};
@@ -125,6 +128,32 @@ fn attack(kind: ThreadKind, outside: &Path, port: u16) {
     assert_eq!(clone3, -c_long::from(libc::ENOSYS), "{kind}: C libraries go on with clone");
 }
 
+/// Sockets of somebody who is not confined, at addresses without a file: of which no path keeps anybody away.
+struct Abstract {
+    stream: SocketAddr,
+    datagram: SocketAddr,
+    _listening: (UnixListener, UnixDatagram),
+}
+
+impl Abstract {
+    fn bind() -> io::Result<Self> {
+        let address = |of| SocketAddr::from_abstract_name(format!("egret-attacks-{}-{of}", std::process::id()));
+        let (stream, datagram) = (address("stream")?, address("datagram")?);
+        let listening = (UnixListener::bind_addr(&stream)?, UnixDatagram::bind_addr(&datagram)?);
+        Ok(Self { stream, datagram, _listening: listening })
+    }
+
+    /// Whoever may make sockets comes so far as to call.
+    fn attack(&self, kind: ThreadKind) {
+        let connected = UnixStream::connect_addr(&self.stream).map(drop);
+        let sent = UnixDatagram::unbound().and_then(|socket| socket.send_to_addr(b"x", &self.datagram).map(drop));
+        for (what, result) in [("connection", connected), ("datagram", sent)] {
+            let refused = result.map_err(|e| e.kind());
+            assert_eq!(refused, Err(io::ErrorKind::PermissionDenied), "{kind}: {what} to an address without a file");
+        }
+    }
+}
+
 /// The end of a copy that should not be there.
 fn or_end(clone: c_long) -> c_long {
     if clone == 0 {
@@ -179,6 +208,7 @@ fn nobody_who_takes_over_a_thread_opens_connects_executes_or_traces_anything() {
     });
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
+    let others = Abstract::bind().unwrap();
     let mut files = Files::default();
     files.image(&inside);
     let missing = Confinement { files: Some(files), identity: None }.begin().unwrap();
@@ -187,6 +217,7 @@ fn nobody_who_takes_over_a_thread_opens_connects_executes_or_traces_anything() {
     }
     let attack_as = |kind| {
         attack(kind, &outside, port);
+        others.attack(kind);
         for (what, refused) in privileges(&inside) {
             let is_allowed = match kind {
                 ThreadKind::Control => true,

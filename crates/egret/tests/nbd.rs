@@ -3,14 +3,18 @@
 mod support;
 
 use std::fs::OpenOptions;
-use std::net::TcpListener;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, bind, socket};
 use serde_json::json;
 
 use support::disk::{Client, Disk};
 use support::guest::Guest;
-use support::nbd::{NbdServer, Reference, free_port, has_servers_or_skips, outages_cost_time_alone, use_it};
+use support::nbd::{NbdServer, Reference, has_servers_or_skips, outages_cost_time_alone, use_it};
+use support::port::Port;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
@@ -21,6 +25,21 @@ const MIB: u64 = 1 << 20;
 /// A disk behind a UNIX socket, exported writable from one I/O thread.
 fn over(server: &Path, export: &Path, more: &str) -> Options {
     Options::new().iothread("io0", "").nbd("d0", server, more).export("e0", "d0", export, "writable=on,iothread=io0")
+}
+
+#[test]
+fn a_port_of_a_test_s_own_is_nobody_else_s_while_its_server_comes_and_goes() {
+    let port = Port::new();
+    let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
+    let connect = || TcpStream::connect(address).map(drop).map_err(|e| e.kind());
+    for _ in 0..2 {
+        assert_eq!(connect(), Err(ErrorKind::ConnectionRefused));
+        // As somebody who takes no port over.
+        let other = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        assert_eq!(bind(&other, &address), Err(Errno::ADDRINUSE));
+        let _server = TcpListener::bind(address).unwrap();
+        assert_eq!(connect(), Ok(()));
+    }
 }
 
 #[test]
@@ -75,8 +94,8 @@ fn data_is_what_was_written_over_each_server_that_there_is() {
     let [one, other] = ["one", "other"].map(|name| scratch.image(name, 16 * MIB));
     let socket = scratch.path("nbd");
     let _qemu = NbdServer::qemu(&socket, &one, 4, &["--export-name=disk"]);
-    let port = free_port();
-    let _reference = Reference::start(&scratch.path(""), port, &other, "");
+    let port = Port::new();
+    let _reference = Reference::start(&scratch.path(""), &port, &other, "");
     for monitor in ["io_uring", "epoll", "ppoll"] {
         let monitor = format!("fd-monitor={monitor}");
         let options = Options::new()
@@ -257,7 +276,8 @@ fn what_is_wrong_with_a_server_is_said_in_a_line_when_its_disk_is_opened() {
     assert!(line.contains("cannot connect: No such file or directory"), "{line}");
     let line = said(&format!("filename=nbd://127.0.0.1:{port}"), "");
     assert!(line.contains("what listens there is no NBD server"), "{line}");
-    let line = said(&format!("filename=nbd://127.0.0.1:{}", free_port()), "");
+    let nobody = Port::new();
+    let line = said(&format!("filename=nbd://127.0.0.1:{nobody}"), "");
     assert!(line.contains("cannot connect: Connection refused"), "{line}");
     // For reading it can be had.
     let options = Options::new().nbd("d0", &read_only, "").export("e0", "d0", &export, "writable=off");

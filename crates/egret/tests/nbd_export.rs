@@ -3,7 +3,6 @@
 mod support;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -17,6 +16,7 @@ use support::await_that;
 use support::disk::{BLOCK, Disk};
 use support::nbd_client::{NbdClient, greet, haggle, send_option, string};
 use support::neighbour::Neighbour;
+use support::port::Port;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
@@ -656,7 +656,7 @@ fn a_daemon_that_was_killed_leaves_a_socket_that_the_next_replaces() {
 fn a_disk_is_offered_over_tcp_where_the_command_line_says_so() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", MIB);
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = Port::new();
     let options = Options::new()
         .disk("d0", &image, "")
         .export("v0", "d0", &scratch.path("vhost"), "")

@@ -13,8 +13,9 @@ use serde_json::json;
 use support::await_that;
 use support::certificates::{make, part};
 use support::disk::Disk;
-use support::nbd::{NbdServer, Reference, free_port, has_servers_or_skips, outages_cost_time_alone, use_it};
+use support::nbd::{NbdServer, Reference, has_servers_or_skips, outages_cost_time_alone, use_it};
 use support::nbd_client::{NbdClient, greet, haggle, send_option, string};
+use support::port::Port;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
@@ -95,11 +96,11 @@ fn data_is_what_was_written_inside_of_tls_over_each_server_that_there_is() {
     let object = format!("tls-creds-x509,id=t,endpoint=server,verify-peer=on,dir={}", dir.display());
     let words = ["--export-name=disk", "--object", &object, "--tls-creds=t"];
     let _qemu = NbdServer::qemu(&of_qemu, &images[1], 4, &words);
-    let port = free_port();
+    let port = Port::new();
     let of = |name: &str| dir.join(name).display().to_string();
     let files = [("cacertfile", "ca-cert.pem"), ("certfile", "server-cert.pem"), ("keyfile", "server-key.pem")];
     let files: String = files.iter().map(|(key, name)| format!("{key}={}\n", of(name))).collect();
-    let _reference = Reference::start(&scratch.path(""), port, &images[2], &format!("{files}force_tls=true\n"));
+    let _reference = Reference::start(&scratch.path(""), &port, &images[2], &format!("{files}force_tls=true\n"));
     for (round, monitor) in ["io_uring", "epoll", "ppoll"].into_iter().enumerate() {
         let exports = ["e0", "e1", "e2"].map(|name| scratch.path(name));
         let mut options = Options::new().iothread("io0", &format!("fd-monitor={monitor}")).words(creds("c", &dir, ""));
@@ -294,7 +295,7 @@ fn a_disk_behind_a_server_that_is_not_believed_is_not_opened_in_the_clear_either
 fn a_server_inside_of_tls_that_is_killed_under_load_costs_time_and_nothing_else() {
     let scratch = Scratch::new();
     let Some(dir) = make(&scratch, "tls", &[]) else { return };
-    let (image, export, port) = (scratch.image("image", 16 * MIB), scratch.path("e0"), free_port());
+    let (image, export, port) = (scratch.image("image", 16 * MIB), scratch.path("e0"), Port::new());
     // The server is ours, too.
     let serving = Options::new()
         .words(creds("t", &dir, ",endpoint=server"))
@@ -387,9 +388,9 @@ fn what_was_written_inside_of_tls_is_made_stable_though_its_server_was_killed_an
     }
     let scratch = Scratch::new();
     let Some(dir) = make(&scratch, "tls", &[]) else { return };
-    let (export, port) = (scratch.path("e0"), free_port());
+    let (export, port) = (scratch.path("e0"), Port::new());
     let tls = format!("--tls-certificates={}", dir.display());
-    let mut nbd = NbdServer::nbdkit_tcp("127.0.0.1", port, &["--tls=require", &tls, "memory", "16M"]);
+    let mut nbd = NbdServer::nbdkit_tcp("127.0.0.1", &port, &["--tls=require", &tls, "memory", "16M"]);
     let options = Options::new()
         .words(creds("c", &dir, ""))
         .words(["--blockdev".to_owned(), format!("nbd,node-name=d0,tls-creds=c,filename=nbds://localhost:{port}")])

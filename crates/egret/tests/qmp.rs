@@ -3,7 +3,7 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 use support::disk::Disk;
+use support::port::Port;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
@@ -336,10 +337,10 @@ fn the_standard_streams_are_a_monitor() {
 
 #[test]
 fn a_monitor_is_on_a_tcp_port_of_this_host_if_it_is_asked_for() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = Port::new();
     let chardev = format!("socket,id=m,host=127.0.0.1,port={port},server=on,wait=off");
     let _server = Server::start(&Program::egret(), &Options::new().words(["--chardev", &chardev, "--monitor", "m"]));
-    let stream = await_some("the daemon to listen", || TcpStream::connect(("127.0.0.1", port)).ok());
+    let stream = await_some("the daemon to listen", || TcpStream::connect(("127.0.0.1", port.number())).ok());
     let mut greeting = String::new();
     BufReader::new(stream).read_line(&mut greeting).unwrap();
     assert!(greeting.starts_with("{\"QMP\":"), "{greeting}");

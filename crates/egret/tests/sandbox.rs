@@ -5,10 +5,11 @@ mod support;
 
 use std::fs::{File, Permissions};
 use std::io::Read;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
@@ -25,13 +26,14 @@ use support::disk::Disk;
 use support::guest::Guest;
 use support::nbd::{NbdServer, has_servers_or_skips};
 use support::nbd_client::NbdClient;
+use support::port::Port;
 #[cfg(target_arch = "x86_64")]
 use support::puppet::Puppet;
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::wire::{F_VERSION_1, GET_INFLIGHT_FD, SET_BACKEND_REQ_FD, SET_VRING_CALL, Wire, inflight};
-use support::{await_some, await_that, http};
+use support::{PATIENCE, await_some, await_that, http};
 
 const MIB: u64 = 1 << 20;
 /// How often the watchdog wakes up under `--watchdog 1`, at least.
@@ -308,7 +310,7 @@ fn use_nbd(qmp: &mut Qmp, scratch: &Scratch) {
 }
 
 /// A disk, and a monitor and NBD at TCP ports.
-fn on_tcp(scratch: &Scratch, monitor: u16, nbd: u16) -> Options {
+fn on_tcp(scratch: &Scratch, monitor: &Port, nbd: &Port) -> Options {
     let chardev = format!("socket,id=m,host=127.0.0.1,port={monitor},server=on,wait=off");
     let image = scratch.image("d0", MIB);
     let options = Options::new().iothread("io0", "").disk("d0", &image, "").export(
@@ -320,11 +322,6 @@ fn on_tcp(scratch: &Scratch, monitor: u16, nbd: u16) -> Options {
     let server = format!("addr.type=inet,addr.host=127.0.0.1,addr.port={nbd}");
     let options = options.words(["--nbd-server", &server, "--export", "nbd,id=e-nbd,node-name=d0"]);
     options.words(["--chardev", &chardev, "--monitor", "m"])
-}
-
-fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners = [0; N].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.each_ref().map(|listener| listener.local_addr().unwrap().port())
 }
 
 /// What a daemon that was killed leaves behind.
@@ -361,17 +358,17 @@ fn every_rule_is_needed_and_none_is_missing() {
     // Over TCP, and ended by a signal that is none of the handler's.
     let scratch = Scratch::new();
     let record = scratch.path("calls");
-    let [metrics, monitor, nbd, exported] = free_ports();
-    let _servers = ["127.0.0.1", "::1"].map(|host| NbdServer::nbdkit_tcp(host, nbd, &["memory", "1M"]));
+    let [metrics, monitor, nbd, exported] = [(); 4].map(|()| Port::new());
+    let _servers = ["127.0.0.1", "::1"].map(|host| NbdServer::nbdkit_tcp(host, &nbd, &["memory", "1M"]));
     let nbd = |node: &str, host: &str| format!("nbd,node-name={node},filename=nbd://{host}:{nbd}");
-    let options = on_tcp(&scratch, monitor, exported);
+    let options = on_tcp(&scratch, &monitor, &exported);
     let options = options.words(["--blockdev", &nbd("n4", "127.0.0.1"), "--blockdev", &nbd("n6", "[::1]")]);
     let options = options.words(["--metrics".to_owned(), format!("127.0.0.1:{metrics}")]);
     let mut server = Server::start(&Program::egret().recorded(&record), &options);
     // When it has greeted somebody it is as it will be.
-    TcpStream::connect(("127.0.0.1", monitor)).unwrap().read_exact(&mut [0; 1]).unwrap();
-    http::get_tcp(metrics, "/metrics").unwrap();
-    TcpStream::connect(("127.0.0.1", exported)).unwrap().read_exact(&mut [0; 18]).unwrap();
+    TcpStream::connect(("127.0.0.1", monitor.number())).unwrap().read_exact(&mut [0; 1]).unwrap();
+    http::get_tcp(metrics.number(), "/metrics").unwrap();
+    TcpStream::connect(("127.0.0.1", exported.number())).unwrap().read_exact(&mut [0; 18]).unwrap();
     Disk::connect(&scratch.path("e0")).unwrap();
     // Rust's own handler takes one away.
     await_that("the daemon to end", || {
@@ -636,11 +633,33 @@ fn a_daemon_that_gives_up_root_goes_on_with_what_is_open_and_leaves_nothing_behi
 }
 
 #[test]
+fn a_service_manager_whose_socket_has_no_file_is_told_all_that_there_is_to_tell() {
+    let scratch = Scratch::new();
+    let name = format!("egret-manager-{}", std::process::id());
+    let manager = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hears = |what: &[u8]| {
+        let mut text = [0; 256];
+        while !text.starts_with(what) {
+            manager.recv(&mut text).unwrap();
+        }
+    };
+    let program = Program::egret().with_env("NOTIFY_SOCKET", &format!("@{name}")).with_env("WATCHDOG_USEC", "1000000");
+    let options = Options::new().null("d0", "").export("e0", "d0", &scratch.path("e0"), "");
+    let mut server = Server::start(&program, &options);
+    hears(b"READY=1");
+    await_confined(&server);
+    // As the watchdog and as the main thread are by now.
+    (0..2).for_each(|_| hears(b"WATCHDOG=1"));
+    server.ask_to_end();
+    hears(b"STOPPING=1");
+    assert_eq!((server.await_end().code(), server.complaints()), (Some(0), Vec::new()));
+}
+
+#[test]
 fn what_is_served_over_tcp_listens_on_localhost_by_its_name() {
-    let free = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let ports = free.each_ref().map(|socket| socket.local_addr().unwrap().port());
-    drop(free);
-    let [monitor, metrics, nbd] = ports;
+    let ports = [(); 3].map(|()| Port::new());
+    let [monitor, metrics, nbd] = &ports;
     let options = Options::new().words([
         format!("--chardev=socket,id=m,host=localhost,port={monitor},server=on,wait=off"),
         "--monitor=m".to_owned(),
@@ -651,7 +670,7 @@ fn what_is_served_over_tcp_listens_on_localhost_by_its_name() {
     for port in ports {
         await_some("the daemon to listen", || {
             assert!(server.is_alive(), "{:?}", server.log());
-            TcpStream::connect(("127.0.0.1", port)).ok()
+            TcpStream::connect(("127.0.0.1", port.number())).ok()
         });
     }
 }

@@ -251,6 +251,10 @@ fn a_flush_that_lost_writes_waits_until_its_disk_is_reopened_and_nothing_else_le
 
 #[test]
 fn a_request_that_fails_while_its_disk_is_reopened_is_told_of_like_others() {
+    let test = "a_request_that_fails_while_its_disk_is_reopened_is_told_of_like_others";
+    if !is_root_or_skips(test, "for a disk that hangs") {
+        return;
+    }
     let scratch = Scratch::new();
     let faulty = scratch.fault_disk(MIB);
     let [monitor, socket, metrics] = ["qmp", "disk", "metrics"].map(|name| scratch.path(name));

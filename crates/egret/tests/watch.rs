@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use support::disk::Disk;
 use support::http::{get, get_tcp, say};
+use support::port::Port;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Reaped, Server, binary};
@@ -112,7 +113,7 @@ fn promtool_has_nothing_to_say_against_a_scrape() {
 fn a_real_prometheus_scrapes_it() {
     let Some(program) = prometheus("prometheus", "a_real_prometheus_scrapes_it") else { return };
     let scratch = Scratch::new();
-    let [ours, theirs] = free_ports();
+    let [ours, theirs] = [Port::new(), Port::new()];
     let options = Options::new()
         .null("d0", "")
         .export("e0", "d0", &scratch.path("disk"), "num-queues=2")
@@ -134,7 +135,7 @@ fn a_real_prometheus_scrapes_it() {
     let _prometheus = Reaped(prometheus.spawn().unwrap());
     let question = "/api/v1/query?query=count(egret_export_requests_total%7Bexport=%22e0%22%7D)";
     let answer = await_some("Prometheus to have scraped", || {
-        let (_, body) = get_tcp(theirs, question).ok()?;
+        let (_, body) = get_tcp(theirs.number(), question).ok()?;
         let answer: Value = serde_json::from_str(&body).ok()?;
         answer["data"]["result"][0]["value"][1].as_str().map(str::to_owned)
     });
@@ -148,7 +149,7 @@ fn a_real_prometheus_scrapes_it() {
     for target in panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten() {
         let question = target["expr"].as_str().unwrap();
         let filled = question.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$export", ".*");
-        let (status, body) = get_tcp(theirs, &format!("/api/v1/query?query={}", escaped(&filled))).unwrap();
+        let (status, body) = get_tcp(theirs.number(), &format!("/api/v1/query?query={}", escaped(&filled))).unwrap();
         assert!(status.contains(" 200 ") && body.contains("\"success\""), "{question}: {body}");
         asked += 1;
     }
@@ -160,12 +161,6 @@ fn escaped(text: &str) -> String {
     text.bytes()
         .map(|byte| if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") })
         .collect()
-}
-
-/// Two ports that were free a moment ago.
-fn free_ports() -> [u16; 2] {
-    let listeners = [0; 2].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.each_ref().map(|listener| listener.local_addr().unwrap().port())
 }
 
 #[test]

@@ -14,7 +14,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_disk::{DebugEvent, DebugRules, Discard, Disk, Driver, InjectError, IoType, Locking, Options};
+use egret_disk::{
+    DebugEvent, DebugRules, Discard, Disk, Driver, InjectError, IoType, Limit, Limits, Locking, Op, Options, Rates,
+    ThrottleGroup,
+};
 use egret_event_loop::clock;
 use egret_export::{
     Access, DiskSwap, Export, ExportError, NbdAddress, NbdOptions, NbdServer, NbdServerConfig, NbdServerError, OpStats,
@@ -23,6 +26,7 @@ use egret_export::{
 use egret_nbd::protocol::{Headers, answer, command, command_flag, export_flag, option};
 use egret_virtio::RequestType;
 use nbd_client::{NbdClient, greet, haggle, send_option, string};
+use peer::gate::Gate;
 use peer::{IoThread, await_that};
 use rustix::io::Errno;
 
@@ -241,6 +245,40 @@ fn what_a_disk_fails_is_told_once_and_as_its_own_and_what_is_asked_for_beside_it
 }
 
 #[test]
+fn what_is_to_be_stable_when_it_is_answered_is_asked_of_the_disk_so_and_nothing_else_is() {
+    use command_flag::{FUA, PAYLOAD_LEN};
+    let (gate, io) = (Gate::new(), IoThread::start());
+    gate.open();
+    let served = Served { disk: gate.disk(), ..Served::new() };
+    served.server.open();
+    for writethrough in [false, true] {
+        let export = served.export(NbdOptions { writethrough, ..named("disk") }, &[&io]).unwrap();
+        for headers in ALL {
+            let mut client = served.connect(headers);
+            let has_length = if headers == Headers::Extended { PAYLOAD_LEN } else { 0 };
+            for flags in [0, FUA] {
+                let fua = flags != 0 || writethrough;
+                let mut given = |flags, command, len, data: &[u8]| {
+                    client.call(flags, command, 0, len, data).unwrap();
+                    gate.take_given()
+                };
+                let case = format!("writethrough {writethrough}, {headers:?}, flags {flags}");
+                // Each part of those that are done in parts.
+                let written = given(flags | has_length, command::WRITE, 2 * MIB, &vec![7; 2 << 20]);
+                assert_eq!(written, [Op::Write { fua }; 2], "{case}");
+                let zeroed = given(flags, command::WRITE_ZEROES, 2 * MIB, &[]);
+                // Nothing is discarded of this disk.
+                assert_eq!(zeroed, [Op::WriteZeroes { unmap: false, fua }; 2], "{case}");
+                assert_eq!(given(flags, command::TRIM, 2 * MIB, &[]), vec![Op::Flush; fua.into()], "{case}");
+                assert_eq!(given(flags, command::FLUSH, 0, &[]), [Op::Flush], "{case}");
+                assert_eq!(given(flags, command::READ, 4096, &[]), [Op::Read], "{case}");
+            }
+        }
+        drop(export);
+    }
+}
+
+#[test]
 fn clients_are_dealt_out_to_threads_and_neither_these_nor_the_disk_are_what_they_notice_a_change_of() {
     let (served, io) = (Served::new(), [IoThread::start(), IoThread::start()]);
     let export = served.export(named("disk"), &[&io[0], &io[1]]).unwrap();
@@ -269,6 +307,33 @@ fn clients_are_dealt_out_to_threads_and_neither_these_nor_the_disk_are_what_they
     }
     assert_eq!(file.metadata().unwrap().len(), SIZE);
     drop((export, server));
+}
+
+#[test]
+fn the_limits_of_a_disk_hold_again_when_its_clients_go_on_because_it_cannot_be_exchanged() {
+    let (gate, io) = (Gate::new(), IoThread::start());
+    let served = Served { disk: gate.disk(), ..Served::new() };
+    // One read, one over the brim, and then a byte a second.
+    let total = Limit { average: 1, burst: 4096, burst_seconds: 1 };
+    let bytes = Rates { total, ..Rates::default() };
+    served.disk.set_throttle_group(Some(&ThrottleGroup::new("g", Limits { bytes, ..Limits::default() })));
+    let export = served.export(named("disk"), &[&io]).unwrap();
+    served.server.open();
+    let mut client = served.connect(Headers::Simple);
+    let read = |client: &mut NbdClient| client.ask(0, command::READ, 0, 4096, &[]);
+    let first = read(&mut client);
+    gate.await_kept(1);
+    let change = [DiskSwap { old: Arc::clone(&served.disk), new: gate.disk() }];
+    assert!(matches!(reopen(&[&export], &change), Err(ExportError::Busy(_))));
+    gate.open();
+    let second = read(&mut client);
+    assert_eq!([(); 2].map(|()| client.hear().unwrap().0), [first, second]);
+    read(&mut client);
+    // It would have ended by the time that these have.
+    for _ in 0..2 {
+        let flush = client.ask(0, command::FLUSH, 0, 0, &[]);
+        assert_eq!(client.hear().unwrap().0, flush);
+    }
 }
 
 #[test]

@@ -340,6 +340,25 @@ fn a_disk_owes_for_the_one_before_what_no_flush_of_its_own_makes_stable_and_noth
 }
 
 #[test]
+fn what_a_disk_still_owes_the_one_after_it_owes_too_whatever_the_one_between_leaves_behind_by_itself() {
+    let image = Image::new(1 << 20);
+    let cached = Options { locking: Locking::Off, ..image.options() };
+    let direct = Options { direct: true, ..cached.clone() };
+    let follow = |old: &Arc<Disk>| {
+        let new = Arc::new(Disk::open(&direct).unwrap());
+        new.follow(old);
+        new
+    };
+    let first = Arc::new(Disk::open(&cached).unwrap());
+    let second = follow(&first);
+    let third = follow(&second);
+    assert_eq!([&second, &third].map(|disk| disk.is_owed()), [true; 2]);
+    third.flush().unwrap();
+    assert_eq!([&second, &third].map(|disk| disk.is_owed()), [false; 2], "it went as far as to the first");
+    assert!(!follow(&third).is_owed());
+}
+
+#[test]
 fn a_disk_that_is_reopened_is_the_same_image_of_the_same_size() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.img");

@@ -11,6 +11,7 @@
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
 //! | [`nbd`] | servers that nobody here wrote |
 //! | [`nbd_client`] | an NBD client written by hand, as badly as a test likes |
+//! | [`port`] | TCP ports of a test's own |
 //! | [`neighbour`] | a client that writes and verifies beside whatever a test does to others |
 //! | [`attacker`] | a virtqueue of any layout and device, driven over [`wire`]: what a guest or a front end gone mad can do |
 //! | [`vm`] | whether this machine can boot a Linux guest |
@@ -34,6 +35,7 @@ pub mod http;
 pub mod nbd;
 pub mod nbd_client;
 pub mod neighbour;
+pub mod port;
 pub mod puppet;
 pub mod qmp;
 pub mod scratch;

@@ -1,6 +1,6 @@
 //! NBD servers that nobody here wrote: nbdkit, qemu-nbd and nbd-server, as child processes.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::await_that;
 use super::disk::Disk;
+use super::port::Port;
 use super::server::{Reaped, Server, await_stopped};
 
 /// A running server; killed when dropped.
@@ -46,10 +47,10 @@ impl NbdServer {
     }
 
     /// nbdkit at a TCP port.
-    pub fn nbdkit_tcp(host: &str, port: u16, words: &[&str]) -> Self {
+    pub fn nbdkit_tcp(host: &str, port: &Port, words: &[&str]) -> Self {
         let number = port.to_string();
         let first = ["nbdkit", "--foreground", "--exit-with-parent", "--ipaddr", host, "--port", &number];
-        Self::start(first.into_iter().chain(words.iter().copied()), Place::Tcp(host.to_owned(), port))
+        Self::start(first.into_iter().chain(words.iter().copied()), Place::Tcp(host.to_owned(), port.number()))
     }
 
     /// qemu-nbd over a raw image, for so many clients at a time.
@@ -109,7 +110,7 @@ pub struct Reference {
 
 impl Reference {
     /// Its files are in `folder`; `more` lines are about all of it.
-    pub fn start(folder: &Path, port: u16, image: &Path, more: &str) -> Self {
+    pub fn start(folder: &Path, port: &Port, image: &Path, more: &str) -> Self {
         let [pidfile, config] = ["nbd-server.pid", "nbd-server.conf"].map(|name| folder.join(name));
         let generic = format!("[generic]\nlistenaddr=127.0.0.1\nport={port}\nallowlist=true\n{more}");
         let disk = format!("[disk]\nexportname={}\nflush=true\nfua=true\ntrim=true\n", image.display());
@@ -117,7 +118,7 @@ impl Reference {
         let mut command = Command::new("nbd-server");
         let status = command.arg("-C").arg(&config).arg("-p").arg(&pidfile).status();
         assert!(status.expect("nbd-server; make deps installs it").success());
-        let place = Place::Tcp("127.0.0.1".to_owned(), port);
+        let place = Place::Tcp("127.0.0.1".to_owned(), port.number());
         await_that("nbd-server to listen", || pidfile.exists() && place.answers());
         Self { pidfile }
     }
@@ -155,11 +156,6 @@ pub fn use_it(disk: &mut Disk, block: u64) {
         assert_eq!(queue.read(8 * MIB, block as usize).unwrap(), vec![7; block as usize]);
         queue.verify_pattern(0..MIB, 1).unwrap();
     }
-}
-
-/// A port of this host's that nobody listens on.
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Whether this machine has the servers.

@@ -1,6 +1,8 @@
 //! What tests of exports share: a loop on a thread of its own, and a front-end.
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part of this")]
 
+pub mod gate;
+
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};

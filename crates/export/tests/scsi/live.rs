@@ -5,14 +5,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread;
 
-use egret_disk::{Aio, Disk, Driver, Options};
+use egret_disk::{Aio, Disk, Driver, Limit, Limits, Options, Rates, ThrottleGroup};
 use egret_event_loop::{Nanos, clock};
 use egret_export::{DiskSwap, Export, ExportError, Pause, reopen};
 use egret_vring::memory::Region;
 use egret_vring::ring::Piece;
 
-use crate::gate::Gate;
 use crate::machine::*;
+use crate::peer::gate::Gate;
 use crate::peer::{ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, await_that, longs, words};
 
 /// A pause is a part of the time that a change took, and the drain a part of that.
@@ -258,4 +258,56 @@ fn has_queue_that_cannot_go_back() -> bool {
         moved => panic!("{moved:?}"),
     }
     are_on[1]
+}
+
+/// Of the unit that comes late, a block.
+const READ_BLOCK: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+#[test]
+fn the_limits_of_a_disk_hold_again_when_its_queues_go_on_whatever_they_have_stopped_for() {
+    let (loops, gate) = ([IoThread::start(), IoThread::start()], Gate::new());
+    let limited = disk(Nanos::ZERO);
+    // One read, one over the brim, and then a byte a second.
+    let total = Limit { average: 1, burst: 4096, burst_seconds: 1 };
+    let bytes = Rates { total, ..Rates::default() };
+    limited.set_throttle_group(Some(&ThrottleGroup::new("g", Limits { bytes, ..Limits::default() })));
+    let (mut machine, export) = started_with(&loops[0], limited, Layout::Split);
+    let (old, new) = (gate.disk(), gate.disk());
+    add_late(&export, Arc::clone(&old)).unwrap();
+    [FIRST, LATE].iter().for_each(|unit| assert_eq!(machine.command(*unit, &TEST_UNIT_READY, 0), POWER_ON));
+    (0..2).for_each(|_| assert_eq!(machine.command(FIRST, &READ, 4096), GOOD));
+    let swap = |old: &Arc<Disk>, new: &Arc<Disk>| {
+        reopen(&[&export], &[DiskSwap { old: Arc::clone(old), new: Arc::clone(new) }])
+    };
+    let is_busy = |ended| matches!(ended, Err(ExportError::Busy(_)));
+    let changes: [(&str, u64, &dyn Fn()); 5] = [
+        ("nothing", 0, &|| ()),
+        ("another disk", 0, &|| assert!(swap(&old, &new).is_ok())),
+        ("another loop", 0, &|| assert!(export.run_on(&[loops[1].0.clone()]).is_ok())),
+        ("another disk that they do not get", 1, &|| assert!(is_busy(swap(&new, &old)))),
+        ("another loop that they do not get to", 1, &|| assert!(is_busy(export.run_on(&[loops[0].0.clone()])))),
+    ];
+    let in_flight = || export.stats().in_flight;
+    for (what, kept, change) in changes {
+        if kept > 0 {
+            gate.shut();
+            machine.send(LATE, &READ_BLOCK, 512);
+            gate.await_kept(1);
+        }
+        change();
+        if what != "nothing" {
+            assert_eq!(machine.reap(REQUESTS).written, 108 + 4096, "{what}: what waits for limits, a drain lets go");
+        }
+        machine.send(FIRST, &READ, 4096);
+        let has_used = |machine: &Machine| machine.rings[REQUESTS as usize].driver.has_used();
+        await_that("it to be taken in", || in_flight() == kept + 1 || has_used(&machine));
+        gate.open();
+        // It would have ended by the time that these have.
+        for round in 0..2 {
+            if round >= kept {
+                machine.send(LATE, &READ_BLOCK, 512);
+            }
+            assert_eq!(machine.reap(REQUESTS).written, 108 + 512, "{what}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::gate::Gate;
+use crate::peer::gate::Gate;
 use crate::peer::{
     GET_QUEUE_NUM, GET_VRING_BASE, IoThread, Peer, RING_EVENT_IDX, RING_PACKED, SET_MEM_TABLE, SET_VRING_ADDR,
     SET_VRING_BASE, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_NUM, await_that,

@@ -1,6 +1,5 @@
 //! An export of a virtio-scsi device, whose units come, go and grow while a front-end drives its rings.
 
-mod gate;
 mod limited;
 mod live;
 mod machine;
@@ -21,8 +20,8 @@ use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
 use egret_vring::ring::{InflightConfig, PACKED_BASE};
 
-use gate::Gate;
 use machine::*;
+use peer::gate::Gate;
 use peer::{GET_VRING_BASE, IoThread, RESET_DEVICE, RING_PACKED, SET_INFLIGHT_FD, longs, words};
 use waiting::{await_waiting, manage_to_wait};
 

@@ -21,8 +21,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use crate::gate::Gate;
 use crate::machine::*;
+use crate::peer::gate::Gate;
 use crate::peer::{
     ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_INFLIGHT_FD, SET_LOG_BASE, SET_VRING_ENABLE,
     await_that, export_config, longs, words,

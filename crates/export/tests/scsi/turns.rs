@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use egret_event_loop::Nanos;
 use egret_vring::ring::Piece;
 
-use crate::gate::Gate;
 use crate::machine::*;
+use crate::peer::gate::Gate;
 use crate::peer::{IoThread, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_KICK, await_that, longs, words};
 use crate::waiting::manage_to_wait;
 

@@ -9,8 +9,8 @@ use egret_export::Export;
 use egret_virtio::scsi::LunAddress;
 use egret_vring::ring::Piece;
 
-use crate::gate::Gate;
 use crate::machine::*;
+use crate::peer::gate::Gate;
 use crate::peer::{GET_VRING_BASE, IoThread, await_that, words};
 
 /// The second request queue, which is on the second thread; control and the first are on the first.

@@ -10,6 +10,7 @@ use egret_nbd::protocol::{
     export_flag, info, option,
 };
 use egret_nbd::{Address, Target};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Nothing takes so long.
 pub const HANGS: Duration = Duration::from_secs(30);
@@ -81,7 +82,7 @@ impl Server {
 
     /// Haggles with the next client.
     pub fn accept(&self, says: Says) -> Peer {
-        let (stream, _) = self.listener.accept().unwrap();
+        let stream = self.accept_silently();
         stream.set_read_timeout(Some(HANGS)).unwrap();
         let mut peer = Peer { stream, headers: says.headers };
         peer.haggle(says);
@@ -90,6 +91,9 @@ impl Server {
 
     /// Takes the next client, and says nothing.
     pub fn accept_silently(&self) -> UnixStream {
+        let patience = Timespec::try_from(HANGS).unwrap();
+        let connected = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&patience)).unwrap();
+        assert_eq!(connected, 1, "nobody connects");
         self.listener.accept().unwrap().0
     }
 }

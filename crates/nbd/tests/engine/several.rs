@@ -1,5 +1,6 @@
 //! A disk of several I/O threads, and of none.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,6 +85,32 @@ fn a_server_that_does_not_promise_it_has_one_io_thread_at_a_time() {
 }
 
 #[test]
+fn a_server_that_takes_its_promise_back_is_left_for_as_long_as_several_io_threads_have_the_disk() {
+    let server = Server::new();
+    let (disk, peer) = opened(&server, Says::default(), server.target(60_000));
+    let disk = disk.unwrap();
+    let (mut first, mut second) = (Rig::new(&disk).unwrap(), Rig::new(&disk).unwrap());
+    drop((peer, server.accept(Says::default())));
+    let serving = std::thread::spawn(move || {
+        let mut refused = server.accept(Says::default().without(export_flag::CAN_MULTI_CONN));
+        assert!(refused.is_left());
+        let offsets = [(); 2].map(|()| {
+            let mut peer = server.accept(Says::default());
+            let (request, _) = peer.request();
+            peer.done(&request);
+            (request.offset, peer)
+        });
+        offsets.map(|(offset, _)| offset)
+    });
+    // The second does not look for a connection before it has a turn.
+    for (rig, at) in [(&mut first, 0), (&mut second, 512)] {
+        let write = rig.write(at, &[1; 512]);
+        assert_eq!(rig.wait(write).0, Ok(()));
+    }
+    assert_eq!(serving.join().unwrap(), [0, 512]);
+}
+
+#[test]
 fn nothing_that_is_only_read_needs_the_promise() {
     let server = Server::new();
     let says = Says::default().without(export_flag::CAN_MULTI_CONN);
@@ -92,6 +119,56 @@ fn nothing_that_is_only_read_needs_the_promise() {
     let _first = Rig::new(&disk).unwrap();
     let _second = Rig::new(&disk).unwrap();
     server.accept(says);
+}
+
+/// A disk that has done this over this connection, and that nobody serves any more.
+fn changed(server: &Server, says: Says, op: Op) -> (Arc<Disk>, Peer) {
+    let (disk, mut peer) = opened(server, says, server.target(0));
+    let disk = disk.unwrap();
+    let mut rig = Rig::new(&disk).unwrap();
+    let data = if matches!(op, Op::Write { .. }) { vec![1; 512] } else { Vec::new() };
+    let change = rig.push(op, 0, 512, data);
+    rig.submit();
+    let (request, _) = peer.request();
+    peer.done(&request);
+    assert_eq!(rig.wait(change).0, Ok(()));
+    (disk, peer)
+}
+
+#[test]
+fn whatever_has_changed_is_flushed_again_after_a_flush_that_failed_and_not_after_one_that_has_succeeded() {
+    type Errand = fn(&Disk) -> io::Result<()>;
+    let one_connection = Says::default().without(export_flag::CAN_MULTI_CONN);
+    let (flush, ask): (Errand, Errand) = (Disk::flush, |disk| disk.refresh_size().map(drop));
+    let write = Op::Write { fua: false };
+    for (op, says, first) in [
+        (write, Says::default(), flush),
+        (Op::WriteZeroes { unmap: false, fua: false }, Says::default(), flush),
+        (Op::Discard, Says::default(), flush),
+        // Who asks for the size makes stable what the next connection need not.
+        (write, one_connection, ask),
+    ] {
+        let server = Server::new();
+        let (disk, mut peer) = changed(&server, says, op);
+        let mut next = std::thread::scope(|scope| {
+            let failing = scope.spawn(|| first(&disk).map_err(|e| e.raw_os_error()));
+            let (request, _) = peer.request();
+            assert_eq!(request.command, command::FLUSH, "{op:?}");
+            peer.fail(&request, 5);
+            assert_eq!(failing.join().unwrap(), Err(Some(libc::EIO)), "{op:?}");
+            let flushing = scope.spawn(|| disk.flush().map_err(|e| e.raw_os_error()));
+            // What has refused to flush is not asked again.
+            let mut next = server.accept(says);
+            let (request, _) = next.request();
+            assert_eq!(request.command, command::FLUSH, "{op:?}");
+            next.done(&request);
+            assert_eq!(flushing.join().unwrap(), Ok(()), "{op:?}");
+            next
+        });
+        disk.flush().unwrap();
+        drop(disk);
+        assert!(next.is_left(), "{op:?}: it was asked for nothing more");
+    }
 }
 
 #[test]
@@ -212,15 +289,7 @@ fn a_better_connection_that_cannot_be_watched_has_what_waits_for_it_wait_on() {
 fn what_is_flushed_while_nobody_serves_it_is_flushed_over_another_connection_where_the_server_ends_this_one() {
     for says_so in [true, false] {
         let server = Server::new();
-        let (disk, mut peer) = opened(&server, Says::default(), server.target(0));
-        let disk = disk.unwrap();
-        let mut rig = Rig::new(&disk).unwrap();
-        let write = rig.write(0, &[1; 512]);
-        rig.submit();
-        let (request, _) = peer.request();
-        peer.done(&request);
-        assert_eq!(rig.wait(write).0, Ok(()));
-        drop(rig);
+        let (disk, mut peer) = changed(&server, Says::default(), Op::Write { fua: false });
         std::thread::scope(|scope| {
             let flushing = scope.spawn(|| disk.flush().map_err(|e| e.to_string()));
             let (request, _) = peer.request();

@@ -1,8 +1,8 @@
 //! A disk that keeps what it is given until its test lets it go, however long that takes.
 
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,11 @@ use egret_disk::{
 use egret_event_loop::{Nanos, clock};
 use rustix::io::Errno;
 
-use crate::machine::MIB;
-use crate::peer::await_that;
+use super::await_that;
+
+const MIB: u64 = 1 << 20;
+/// Bytes of its disk.
+pub const SIZE: u64 = 64 * MIB;
 
 /// How often an engine looks whether it may let go.
 const LOOK_EVERY: Nanos = Nanos::from_millis(1);
@@ -33,12 +36,14 @@ struct State {
     is_full: AtomicBool,
     /// By all engines together.
     kept: AtomicUsize,
+    /// What engines were given to do since that was last asked for.
+    given: Mutex<Vec<Op>>,
 }
 
 impl Gate {
     pub fn new() -> Self {
-        let (is_open, is_full, kept) = <(AtomicBool, AtomicBool, AtomicUsize)>::default();
-        Self(Arc::new(State { is_open, made: Instant::now(), is_full, kept }))
+        let (is_open, is_full, kept, given) = Default::default();
+        Self(Arc::new(State { is_open, made: Instant::now(), is_full, kept, given }))
     }
 
     /// A disk behind it, of zeroes: a read leaves its memory as it is.
@@ -70,6 +75,11 @@ impl Gate {
         self.0.is_full.store(is_full, Ordering::Relaxed);
     }
 
+    /// What it was given to do since this was last asked, in order.
+    pub fn take_given(&self) -> Vec<Op> {
+        std::mem::take(&mut *self.0.given.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Waits until it keeps so many requests.
     pub fn await_kept(&self, many: usize) {
         await_that("requests to be with the disk", || self.0.kept.load(Ordering::Relaxed) == many);
@@ -87,7 +97,7 @@ impl Remote for Gate {
 
     fn open(&self) -> Result<Shape, OpenCause> {
         let limits = BlockLimits { max_discard: MIB, discard_granularity: 512, max_write_zeroes: MIB, optimal_io: 0 };
-        Ok(Shape { size: 64 * MIB, blocks: Blocks { logical: 512, physical: 512 }, limits })
+        Ok(Shape { size: SIZE, blocks: Blocks { logical: 512, physical: 512 }, limits })
     }
 
     fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
@@ -96,7 +106,7 @@ impl Remote for Gate {
     }
 
     fn ask_size(&self) -> std::io::Result<u64> {
-        Ok(64 * MIB)
+        Ok(SIZE)
     }
 
     fn can_resize(&self) -> bool {
@@ -133,6 +143,7 @@ impl Engine for GateEngine {
     fn submit(&mut self, _now: Nanos) {
         let is_full = self.state.is_full.load(Ordering::Relaxed);
         for job in self.pushed.drain(..) {
+            self.state.given.lock().unwrap_or_else(PoisonError::into_inner).push(job.request.op);
             if is_full && matches!(job.request.op, Op::Write { .. }) {
                 self.failed.push(job);
             } else {
