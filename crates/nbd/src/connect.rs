@@ -324,6 +324,7 @@ mod tests {
         // Who listens and accepts nobody takes as many as this, and says nothing to the next.
         rustix::net::listen(&silent, 0).unwrap();
         let _taken = TcpStream::connect(addresses[0]).unwrap();
+        wait(&silent, PollFlags::IN, Instant::now() + PATIENCE, &EventNotifier::new().unwrap()).unwrap();
         let stop = EventNotifier::new().unwrap();
         let opened = open_one(&addresses, Instant::now() + PATIENCE / 5, &stop);
         drop((opened.unwrap(), answers.accept().unwrap()));

@@ -92,7 +92,7 @@ impl Pace {
 
     /// An attempt begins for one of so many.
     fn begin(&mut self, waiting: usize) {
-        if self.round == 0 {
+        if self.round == 0 || self.round > waiting {
             self.round = waiting;
         }
     }
@@ -142,10 +142,10 @@ impl Connector {
     fn attempt(&mut self, disk: &Shared) {
         self.next = None;
         self.waiting.retain(|line| line.strong_count() > 0);
+        self.pace.begin(self.waiting.len());
         if self.waiting.is_empty() {
             return;
         }
-        self.pace.begin(self.waiting.len());
         let made = Connection::make(&disk.target, &disk.stop).map_err(|e| e.to_string());
         let made = made.and_then(|connection| disk.accept(&connection.export).map(|()| connection));
         let name = &disk.target.node_name;

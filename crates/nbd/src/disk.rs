@@ -260,8 +260,7 @@ impl Shared {
         let mut state = self.state();
         if state.engines.is_empty() {
             // The next engine goes on over this one, with as many bytes as there are.
-            self.check(&state, &export).map_err(io::Error::other)?;
-            state.export = export;
+            self.adopt(&mut state, &export).map_err(io::Error::other)?;
         }
         state.export.size = size;
         // A server goes by what it has told on each connection: no guest is to know of more than its own.
@@ -271,8 +270,7 @@ impl Shared {
             let next = made.take().map_or_else(|| Connection::make(&self.target, &self.stop), Ok);
             let next = next.map_err(io::Error::other)?;
             if !self.takes_several(&next.export) {
-                // No flush over this one would be for what was written over the one that the engine has.
-                return Err(io::Error::other("the server takes one connection now, and an I/O thread has one"));
+                return Err(apart());
             }
             self.accept(&next.export).map_err(io::Error::other)?;
             line.give(next);
@@ -303,14 +301,15 @@ impl Shared {
         let idle = state.idle.take();
         drop(state);
         let connection = self.flush_over(idle, deadline)?;
-        let is_good = self.accept(&connection.export).is_ok();
         let mut state = self.state();
-        if is_good && state.engines.is_empty() {
+        let is_apart = !state.engines.is_empty() && !self.takes_several(&connection.export);
+        if state.engines.is_empty() && self.accept_in(&mut state, &connection.export).is_ok() {
             state.idle = Some(connection);
         } else {
+            drop(state);
             connection.close();
         }
-        Ok(())
+        if is_apart { Err(apart()) } else { Ok(()) }
     }
 
     /// Flushes over a connection that is there, or, where there is none or the server has ended it, over another: as an engine
@@ -340,19 +339,19 @@ impl Shared {
     /// # Errors
     /// A line that says what has become of it.
     pub(crate) fn accept(&self, new: &Export) -> Result<(), String> {
-        let mut state = self.state();
-        let old = state.export;
-        if new.size < old.size {
-            return Err(format!("the export has {} bytes now, and had {}", new.size, old.size));
+        self.accept_in(&mut self.state(), new)
+    }
+
+    fn accept_in(&self, state: &mut State, new: &Export) -> Result<(), String> {
+        if new.size < state.export.size {
+            return Err(format!("the export has {} bytes now, and had {}", new.size, state.export.size));
         }
-        self.check(&state, new)?;
-        state.export = *new;
-        Ok(())
+        self.adopt(state, new)
     }
 
     /// The same, of whatever size it is.
-    fn check(&self, State { export: old, engines, .. }: &State, new: &Export) -> Result<(), String> {
-        if blocks(new).logical > blocks(old).logical {
+    fn adopt(&self, State { export, engines, .. }: &mut State, new: &Export) -> Result<(), String> {
+        if blocks(new).logical > blocks(export).logical {
             return Err(format!("the export has blocks of {} bytes now", blocks(new).logical));
         }
         if !self.target.read_only && new.has(export_flag::READ_ONLY) {
@@ -361,6 +360,9 @@ impl Shared {
         if engines.len() > 1 && !self.takes_several(new) {
             return Err("the server takes one connection now, and several I/O threads have the disk".to_owned());
         }
+        // What guests were told of blocks, though the server takes smaller ones by now.
+        let minimum = export.blocks.minimum.max(new.blocks.minimum);
+        *export = Export { blocks: BlockSizes { minimum, ..new.blocks }, ..*new };
         Ok(())
     }
 
@@ -388,6 +390,11 @@ impl fmt::Debug for Shared {
 fn is_ended(e: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof) || Errno::from_io_error(e) == Some(Errno::SHUTDOWN)
+}
+
+/// No flush over the connection that there is would be for what was written over the one that an engine has.
+fn apart() -> io::Error {
+    io::Error::other("the server takes one connection now, and an I/O thread has one")
 }
 
 /// Block sizes as a guest should be told them.

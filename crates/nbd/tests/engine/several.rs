@@ -371,6 +371,20 @@ fn what_has_become_something_else_while_nobody_served_it_is_not_taken_for_what_i
 }
 
 #[test]
+fn blocks_that_were_smaller_for_a_while_are_what_they_were_before() {
+    let says = |minimum| {
+        let blocks = Some(BlockSizes { minimum, preferred: 4096, maximum: 1 << 20 });
+        Says { blocks, ..Says::default() }
+    };
+    let server = Server::new();
+    let (disk, _first) = opened(&server, says(4096), server.target(0));
+    let disk = disk.unwrap();
+    for minimum in [512, 4096] {
+        assert_eq!(ask_again(&disk, &server, says(minimum)).0, Ok(disk.size()), "{minimum}");
+    }
+}
+
+#[test]
 fn a_server_that_has_come_to_take_one_connection_is_asked_for_no_second() {
     let one = Says::default().without(export_flag::CAN_MULTI_CONN);
     let server = Server::new();
@@ -399,7 +413,21 @@ fn what_is_written_over_a_connection_is_flushed_over_it_where_the_server_has_gro
     let (disk, mut peer) = opened(&server, Says::default(), server.target(0));
     let disk = disk.unwrap();
     let mut rig = Rig::new(&disk).unwrap();
+    let write = rig.write(0, &[1; 512]);
+    rig.submit();
+    let (request, _) = peer.request();
+    peer.done(&request);
+    assert_eq!(rig.wait(write).0, Ok(()));
     let one = Says { size: 2 << 20, ..Says::default().without(export_flag::CAN_MULTI_CONN) };
+    std::thread::scope(|scope| {
+        let flushed = scope.spawn(|| disk.flush().map_err(|e| e.to_string()));
+        let mut other = server.accept(one);
+        let (request, _) = other.request();
+        assert_eq!(request.command, command::FLUSH);
+        other.done(&request);
+        assert!(flushed.join().unwrap().is_err(), "that was for nothing");
+        assert_eq!(other.request().0.command, command::DISCONNECT);
+    });
     let (size, mut refused) = ask_again(&disk, &server, one);
     assert!(size.is_err() && refused.is_left(), "{size:?}");
     let flush = rig.push(Op::Flush, 0, 0, Vec::new());
