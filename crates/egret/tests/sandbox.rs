@@ -154,7 +154,7 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     qmp.run("block-export-add", export);
     drop(directory);
     use_disk(&mut Disk::connect(&scratch.path("e1")).unwrap());
-    // Past the page cache workers make writes stable by themselves.
+    // While it is active.
     d1["cache"] = json!({"direct": true});
     qmp.run("blockdev-reopen", json!({"options": [d1]}));
     use_disk(&mut Disk::connect(&scratch.path("e1")).unwrap());
@@ -221,15 +221,18 @@ fn use_a_device(qmp: &mut Qmp, scratch: &Scratch) {
     }
     let image = scratch.image("device", MIB);
     let device = LoopDevice::over(&image).unwrap();
-    let d2 = json!({"driver": "host_device", "node-name": "d2", "filename": device.path(), "discard": "unmap"});
+    // Past the page cache workers make writes to devices stable by themselves.
+    let d2 = json!({"driver": "host_device", "node-name": "d2", "filename": device.path(), "discard": "unmap",
+                    "cache": {"direct": true}});
     qmp.run("blockdev-add", d2);
     let addr = json!({"type": "unix", "path": scratch.path("e2")});
     qmp.run(
         "block-export-add",
         json!({"type": "vhost-user-blk", "id": "e2", "node-name": "d2", "addr": addr, "writable": true,
-               "allow-inactive": true}),
+               "writethrough": true, "allow-inactive": true}),
     );
     let mut disk = Disk::connect(&scratch.path("e2")).unwrap();
+    disk.first().write(0, &[1; 4096]).unwrap();
     disk.first().discard(0..MIB / 2).unwrap();
     disk.first().write_zeroes(0..MIB / 2, ReqFlags::empty()).unwrap();
     // It is taken away.
