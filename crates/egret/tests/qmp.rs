@@ -257,12 +257,17 @@ fn a_thousand_exports_come_and_go_and_leave_no_descriptor_thread_or_memory() {
     // Allocators and caches reach their size.
     (0..100).for_each(|_| round());
     let before = (server.descriptors(), server.threads());
-    let resident = server.resident();
-    (0..1000).for_each(|_| round());
-    await_that("threads and descriptors to be gone", || is_no_more_than(&server, before));
-    let grown = server.resident().saturating_sub(resident);
-    // A leak would be some hundred bytes a round at the least. (Some 12 KiB were measured for all of them.)
-    assert!(grown < 128 << 10, "1000 rounds left {grown} bytes behind");
+    let mut resident = server.resident_without_files();
+    let mut grown = [(); 5].map(|()| {
+        (0..200).for_each(|_| round());
+        await_that("threads and descriptors to be gone", || is_no_more_than(&server, before));
+        let less = std::mem::replace(&mut resident, server.resident_without_files());
+        resident.saturating_sub(less)
+    });
+    // A leak would be some hundred bytes a round at the least, each time, but for what it finds room for. What an allocator has
+    // at most becomes more at times, too, where threads meet as they never have before; not nearly each time.
+    grown.sort_unstable();
+    assert!(grown[1] < 16 << 10, "200 rounds left {grown:?} bytes behind");
 }
 
 #[test]
