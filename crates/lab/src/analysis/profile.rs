@@ -55,6 +55,11 @@ impl<'a> Profiles<'a> {
         Self { samples: cells.iter().map(|cell| cell.samples).sum(), cells, runs }
     }
 
+    /// Whether all of them are of the same run.
+    pub fn is_of_one_run(&self) -> bool {
+        self.runs.iter().all(|run| Some(run) == self.runs.first())
+    }
+
     /// A symbol's share in each unit, over all that run it.
     pub fn shares(&self, name: &str, unit: Unit) -> Vec<f64> {
         let share =
@@ -86,8 +91,7 @@ impl<'a> Profiles<'a> {
 
     /// The share of a symbol over all cells; `None` where it was not among the hottest in any.
     pub fn share(&self, name: &str) -> Option<Share> {
-        let is_of_one = self.runs.iter().all(|run| Some(run) == self.runs.first());
-        let shares = self.shares(name, if is_of_one { Unit::Cell } else { Unit::Run });
+        let shares = self.shares(name, if self.is_of_one_run() { Unit::Cell } else { Unit::Run });
         let percent = mean(&shares).filter(|share| *share > 0.0)?;
         let freedom = shares.len().saturating_sub(1).max(1) as f64;
         // All shares have their say in the mean, and so in what it scatters, however far off they are.

@@ -163,9 +163,11 @@ impl Found {
     }
 }
 
-/// All that is said of a load, but where its job file is found.
+/// All that is said of a load, but where its job file is found; and whether its name, which is what it was found by, was in the
+/// plan.
 fn like(load: &Load) -> String {
     let mut load = load.clone();
+    load.keys.name = None;
     load.keys.jobfile = load.keys.jobfile.and_then(|path| Some(path.file_name()?.into()));
     format!("{load:?}")
 }

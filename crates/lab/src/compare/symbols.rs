@@ -35,7 +35,8 @@ pub struct Moved {
 pub struct Symbols {
     /// Those that moved, the farthest first.
     pub moved: Vec<Moved>,
-    /// How many samples each side has under a load and subject, at least; nothing of runs that did not count them.
+    /// How many samples each side has under a load and subject, at least; nothing of runs that did not count them, nor where runs
+    /// are the units: how far they lie apart says more then.
     pub samples: Option<[u64; 2]>,
 }
 
@@ -47,9 +48,9 @@ impl Symbols {
     }
 }
 
-/// What moved between two sides, over all repetitions of all their runs. Where a side has several, runs are the units of both.
+/// What moved between two sides, over all repetitions of all their runs. Where a side has several of a load and subject, runs are
+/// the units of both.
 pub fn moved(a: &[&Run], b: &[&Run]) -> Symbols {
-    let unit = if a.len().max(b.len()) > 1 { Unit::Run } else { Unit::Cell };
     let mut found = Symbols::default();
     let theirs = by_load(b);
     for (key, ours) in by_load(a) {
@@ -59,7 +60,8 @@ pub fn moved(a: &[&Run], b: &[&Run]) -> Symbols {
         if sides.iter().any(|side| side.cells.is_empty()) {
             continue;
         }
-        if sides.iter().all(|side| side.samples > 0) {
+        let unit = if sides.iter().all(Profiles::is_of_one_run) { Unit::Cell } else { Unit::Run };
+        if unit == Unit::Cell && sides.iter().all(|side| side.samples > 0) {
             let here = [sides[0].samples, sides[1].samples];
             found.samples = Some(found.samples.map_or(here, |least| [0, 1].map(|side| least[side].min(here[side]))));
         }
@@ -109,7 +111,11 @@ fn between(
         load: load.to_owned(),
         subject: subject.to_owned(),
         symbol: name.to_owned(),
-        comms: sides[usize::from(mean(&shares[1]) > Some(0.0))].comms(name).into_iter().map(str::to_owned).collect(),
+        comms: sides[usize::from(shares[1].iter().any(|share| *share > 0.0))]
+            .comms(name)
+            .into_iter()
+            .map(str::to_owned)
+            .collect(),
         a: sides[0].share(name),
         b: sides[1].share(name),
         by: [by, by - half - untold[0], by + half + untold[1]],

@@ -295,6 +295,14 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
         change(&mut other);
         assert_eq!((differences(&base, &other), differences(&other, &base)), (vec![], vec![]), "{number}");
     }
+    // Nor is that a job file's name stands for its load's in one plan, and is in the other one.
+    let called = |name: Option<&str>, path: &str| {
+        let mut run = base.clone();
+        run.plan.loads.change(|loads| (loads[0].name, loads[0].jobfile) = (name.map(str::to_owned), Some(path.into())));
+        run.job_files = [(run.plan.loads[0].name.clone(), "a".into())].into();
+        run
+    };
+    assert_eq!(differences(&called(None, "load.fio"), &called(Some("load.fio"), "/plans/load.fio")), []);
     // With another kernel come its words for mitigations and its settings.
     let mut newer = base.clone();
     newer.host.kernel = "6.18".into();

@@ -263,6 +263,7 @@ impl Load {
             Some(Application::Rsync) => return "rsync".into(),
             None => {}
         }
+        // Of results whose plan was read before a file's own name was put in the load's place.
         if let Some(path) = &self.keys.jobfile {
             return path.display().to_string();
         }

@@ -144,6 +144,7 @@ fn of_several_runs_a_symbol_has_moved_by_more_than_runs_lie_apart() {
         let [a, b] = [a, b].map(|side| side.iter().map(|percent| with(*percent)).collect::<Vec<_>>());
         let comparison = Comparison::of(&a.iter().collect::<Vec<_>>(), &b.iter().collect::<Vec<_>>(), None);
         assert_eq!(comparison.objections, [""; 0]);
+        assert!(!comparison.text().contains("can be seen"), "samples do not say how far runs lie apart");
         comparison.symbols.moved
     };
     // Repetitions of a run agree to 0.03 %, and runs of one thing to 0.15 %.
