@@ -290,6 +290,9 @@ fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_
     // EXPORT_NAME, behind flags.
     nbd.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x02d0").unwrap();
     nbd.read_exact(&mut [0; 28]).unwrap();
+    // A flush: likewise.
+    nbd.write_all(&[&b"\x25\x60\x95\x13\0\0\0\x03"[..], &[0; 20]].concat()).unwrap();
+    nbd.read_exact(&mut [0; 16]).unwrap();
     let before = state(&daemon);
     std::thread::scope(|scope| {
         scope.spawn(|| {
