@@ -500,7 +500,7 @@ impl QueueWorker {
         if self.alarm.as_ref().is_some_and(|alarm| alarm.answer()) {
             self.resume(now);
             if self.model.takes_back() {
-                self.take_back(engines);
+                self.take_back(engines, now);
             }
         }
     }
@@ -653,7 +653,7 @@ impl QueueWorker {
         self.counters.calls_spared.add(u64::from(has_published && !wants_call));
         if self.has_caught_up() {
             self.model.caught_up();
-        } else if self.stopped.is && !self.takes_chains() {
+        } else if !self.takes_chains() {
             // It may be that nothing else makes room.
             self.model.is_full();
         } else {

@@ -99,10 +99,13 @@ impl Daemon {
     }
 
     /// Keeps a unit that an export has for as long as its blockdev is there, and forgets those that nobody has: but for what
-    /// guests have registered there, who may come again, unless it is to be in a file from here on.
+    /// guests have registered there, who may come again, unless it is to be in a file from here on. One that looks alike is this
+    /// one as it was before: they have what was registered together.
     pub(super) fn keep_unit(&mut self, node: &str, unit: KeptUnit) {
         let mut units = self.units.remove(node).unwrap_or_default();
-        let stays = |known: &KeptUnit| self.exports_unit(&known.unit) || unit.pr_file.is_none() && known.remembers();
+        let is_before = |known: &KeptUnit| looks_alike(known.unit.config(), unit.unit.config());
+        let is_remembered = |known: &KeptUnit| unit.pr_file.is_none() && known.remembers() && !is_before(known);
+        let stays = |known: &KeptUnit| self.exports_unit(&known.unit) || is_remembered(known);
         units.retain(|known| !Arc::ptr_eq(&known.unit, &unit.unit) && stays(known));
         units.push(unit);
         self.units.insert(node.to_owned(), units);

@@ -432,7 +432,13 @@ fn a_unit_that_comes_back_has_what_its_disk_can_do_by_then_and_what_was_left_the
         let unmaps = discard == schema::Discard::Unmap && daemon.disks["d0"].supports_discard();
         assert_eq!(unit(&daemon).config().discard.is_some(), unmaps);
         assert_eq!(unit(&daemon).blocks(), (1 << 20) / 512);
+        if readers.is_empty() {
+            register(&daemon, "s0");
+        }
+        daemon.add_export(scsi_export_of(at, "s1", vec![lun(0, "d0")])).unwrap();
+        assert!(Arc::ptr_eq(&unit(&daemon), &daemon.exports["s1"].lun(FIRST).unwrap().unit), "both have it");
         readers.push(Arc::downgrade(&unit(&daemon)));
+        daemon.remove_export("s1", Deletion::Safe).unwrap();
         daemon.remove_lun("s0", FIRST).unwrap();
         rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
         daemon.take_torn_down();

@@ -119,10 +119,38 @@ fn what_limits_have_let_through_is_not_taken_back_with_what_waits_for_them() {
         rig.push_read(0, Memory::new(MIB as usize, 0));
     }
     rig.engines.submit(clock::now());
-    let withdrawn = rig.engines.withdraw_waiting(rig.slot);
+    let withdrawn = rig.engines.withdraw_some(rig.slot, clock::now(), |_| true);
     assert_eq!((withdrawn.len(), rig.engines.in_flight()), (3, 11));
     rig.settle();
     assert_eq!((rig.done.len(), rig.engines.in_flight()), (11, 0));
+}
+
+#[test]
+fn who_waits_beside_what_is_taken_back_keeps_its_turn() {
+    let mut rig = rig();
+    let mut beside = Rig::over(Arc::clone(&rig.disk), EngineOptions::default());
+    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
+    // Two begin, as one goes over the brim.
+    assert_eq!(read(&mut rig, 6), 2);
+    assert_eq!(read(&mut beside, 4), 0);
+    let taken = rig.engines.withdraw_some(rig.slot, clock::now(), |request| request.token.0 % 2 == 0);
+    assert_eq!(taken.len(), 2);
+    for request in taken {
+        rig.engines.push(rig.slot, request);
+    }
+    rig.engines.submit(clock::now());
+    // All that waits for a byte a second has its turn, one after another.
+    let mut begun = Vec::new();
+    for block in 1..=8 {
+        let now = clock::now() + Nanos((block * BLOCK + BLOCK / 2) * 1_000_000_000);
+        for (name, rig) in [("rig", &mut rig), ("beside", &mut beside)] {
+            let before = rig.done.len();
+            rig.engines.submit(now);
+            rig.reap();
+            begun.extend((before..rig.done.len()).map(|_| name));
+        }
+    }
+    assert_eq!(begun, [["rig"; 2], ["beside"; 2], ["beside"; 2], ["rig"; 2]].concat());
 }
 
 #[test]

@@ -80,6 +80,23 @@ impl ThrottledQueue {
         self.member.group.lock().forget(self.member.disk, self.id);
     }
 
+    /// Gives some of those that wait back: the limits do not count them, and the others keep their turns. Those that had theirs by
+    /// the last [`release`](Self::release) wait no longer.
+    pub(crate) fn withdraw_some(&mut self, is_wanted: impl Fn(&Request) -> bool, into: &mut Vec<Request>) {
+        let Self { member, id, waiting, asked, .. } = self;
+        for direction in Direction::BOTH {
+            let at = direction as usize;
+            let wanted: Vec<bool> = waiting[at].iter().map(&is_wanted).collect();
+            let (have_asked, mut tickets) = (asked[at], wanted.iter().copied());
+            member.group.lock().forget_some(member.disk, *id, direction, || tickets.next() == Some(true));
+            asked[at] -= wanted[..have_asked].iter().filter(|is_wanted| **is_wanted).count();
+            let mut wanted = wanted.into_iter();
+            let (taken, left): (VecDeque<_>, _) = waiting[at].drain(..).partition(|_| wanted.next() == Some(true));
+            waiting[at] = left;
+            into.extend(taken);
+        }
+    }
+
     /// Gives all that wait to `released`, whatever the limits say. The disk owes those that have asked by the last
     /// [`release`](Self::release).
     pub(crate) fn release_all(mut self, released: &mut VecDeque<Request>) {

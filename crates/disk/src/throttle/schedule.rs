@@ -120,6 +120,19 @@ impl Schedule {
         tickets.for_each(|tickets| tickets.retain(|ticket| ticket.queue != queue));
     }
 
+    /// The same of some of a queue's requests in one direction, which are asked about from the oldest on.
+    pub(super) fn forget_some(
+        &mut self,
+        disk: DiskId,
+        queue: QueueId,
+        direction: Direction,
+        mut is_forgotten: impl FnMut() -> bool,
+    ) {
+        if let Some(disk) = self.disks.get_mut(&disk) {
+            disk.of[direction as usize].retain(|ticket| ticket.queue != queue || !is_forgotten());
+        }
+    }
+
     /// A queue's requests begin without having been granted: its disk owes their tickets.
     pub(super) fn close(&mut self, disk: DiskId, queue: QueueId) {
         self.granted.remove(&queue);

@@ -65,15 +65,23 @@ impl ThrottledSlot {
     /// Gives back all that has not begun.
     pub(crate) fn withdraw(&mut self) -> Vec<Request> {
         let mut requests = Vec::from(std::mem::take(&mut self.released));
-        requests.extend(self.take_waiting());
+        if let Some(queue) = self.queue.take() {
+            queue.withdraw(&mut requests);
+        }
         requests
     }
 
-    /// Gives back all that waits. What was released has been counted, and begins soon.
-    pub(crate) fn take_waiting(&mut self) -> Vec<Request> {
+    /// Gives back some of those that wait yet. What the limits let through has been counted, and begins soon.
+    pub(crate) fn withdraw_some(
+        &mut self,
+        throttle: &Throttle,
+        now: Nanos,
+        is_wanted: impl Fn(&Request) -> bool,
+    ) -> Vec<Request> {
+        self.release(throttle, now);
         let mut requests = Vec::new();
-        if let Some(queue) = self.queue.take() {
-            queue.withdraw(&mut requests);
+        if let Some(queue) = &mut self.queue {
+            queue.withdraw_some(is_wanted, &mut requests);
         }
         requests
     }

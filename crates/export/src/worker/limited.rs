@@ -21,19 +21,12 @@ use super::QueueWorker;
 const TAKEN_UP_A_TURN: usize = 128;
 
 impl QueueWorker {
-    /// Takes those requests back that hold up others. The rest wait on, in their order.
+    /// Takes those requests back that hold up others. The rest wait on, each in its turn.
     #[cold]
-    pub(super) fn take_back(&mut self, engines: &mut EngineSet) {
+    pub(super) fn take_back(&mut self, engines: &mut EngineSet, now: Nanos) {
         for key in (0..self.disks.slots.len() as u32).map(DiskKey) {
             let Some(slot) = self.disks.slot(key) else { continue };
-            for request in engines.withdraw_waiting(slot) {
-                let head = request.token.slot();
-                if !self.model.holds_up(head) {
-                    if engines.push(slot, request) {
-                        self.model.may_wait(head);
-                    }
-                    continue;
-                }
+            for request in engines.withdraw_some(slot, now, |request| self.model.holds_up(request.token.slot())) {
                 let Request { op, offset, len, buffers, token } = request;
                 let mut request = Request { op, offset, len, buffers: self.queue.take_back(buffers), token };
                 self.model.suspend(&mut request);

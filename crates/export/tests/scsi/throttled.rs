@@ -87,7 +87,7 @@ fn a_function_ends_what_waits_for_limits_without_waiting_for_them() {
 }
 
 #[test]
-fn a_compare_and_write_waits_for_no_write_that_waits_for_limits_and_those_are_done_when_there_are_none() {
+fn a_compare_and_write_compares_before_writes_that_wait_for_limits_and_those_are_done_when_there_are_none() {
     const MISCOMPARE: u8 = 2;
     let mut shared = limited(&write(1), &[0; 512]);
     // Of other blocks and of the same, more often than there are halves to empty.

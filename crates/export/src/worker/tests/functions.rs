@@ -120,9 +120,9 @@ impl Machine {
     }
 }
 
-/// One that does not answer for longer than a turn takes.
+/// One that does not answer for much longer than some turns take.
 fn slow_disk() -> Arc<Disk> {
-    let null = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(100), read_zeroes: false };
+    let null = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(2000), read_zeroes: false };
     Arc::new(Disk::open(&Options::new("slow", null)).unwrap())
 }
 
