@@ -324,7 +324,12 @@ impl EngineSet {
 
     /// As [`withdraw`](Self::withdraw), of some of them. The others keep their turns; so do those that the limits let through
     /// already, in this turn or one of the next: these would be counted again if they were pushed again.
-    pub fn withdraw_some(&mut self, slot: DiskSlot, now: Nanos, is_wanted: impl Fn(&Request) -> bool) -> Vec<Request> {
+    pub fn withdraw_some(
+        &mut self,
+        slot: DiskSlot,
+        now: Nanos,
+        is_wanted: impl FnMut(&Request) -> bool,
+    ) -> Vec<Request> {
         let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return Vec::new() };
         let requests = attached.throttled.withdraw_some(&attached.disk.throttle, now, is_wanted);
         // Others may have their turn sooner.

@@ -416,29 +416,41 @@ fn what_is_found_lost_when_its_image_is_closed_and_did_not_answer_is_told_to_who
     if !is_root_or_skips(test, "for a disk that hangs") {
         return;
     }
-    let mut failing = Failing::start("");
-    failing.disk.first().write(0, &[1; 4096]).unwrap();
-    let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
-    failing.faulty.tell(Order::Inject(never)).unwrap();
-    failing.delete_export();
-    let layer = json!({"driver": "raw", "node-name": "r", "file": "d0"});
-    let refused = failing.qmp.fail("blockdev-add", layer.clone());
-    assert!(refused.contains("what was written to it before is not stable yet"), "{refused}");
+    for reopens in [false, true] {
+        let mut failing = Failing::start("");
+        failing.disk.first().write(0, &[1; 4096]).unwrap();
+        let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
+        failing.faulty.tell(Order::Inject(never)).unwrap();
+        failing.delete_export();
+        let layer = json!({"driver": "raw", "node-name": "r", "file": "d0"});
+        let again = json!({"options": [failing.node(json!({}), "off")]});
+        let mut refused = vec![failing.qmp.fail("blockdev-add", layer.clone())];
+        // It is closed by now.
+        refused.extend(reopens.then(|| failing.qmp.fail("blockdev-reopen", again.clone())));
+        for refused in refused {
+            assert!(refused.contains("what was written to it before is not stable yet"), "{refused}");
+        }
 
-    // They end as the path is given up: that of the export, and that of the image when it was closed.
-    for order in [Order::Clear, Order::PowerOff, Order::PowerOn(Survivors::All)] {
-        failing.faulty.tell(order).unwrap();
+        // They end as the path is given up: that of the export, and that of the image when it was closed.
+        for order in [Order::Clear, Order::PowerOff, Order::PowerOn(Survivors::All)] {
+            failing.faulty.tell(order).unwrap();
+        }
+        let is_loss = |line: &&String| line.contains("blockdev 'd0': the last flush failed");
+        await_that("both to have ended", || failing.server.complaints().iter().filter(is_loss).count() == 2);
+        if reopens {
+            failing.qmp.run("blockdev-reopen", again);
+            failing.export("d0");
+        } else {
+            failing.qmp.run("blockdev-add", layer);
+            failing.export("r");
+        }
+        for _ in 0..2 {
+            failing.disk.first().flush().unwrap_err();
+        }
+        failing.reopen(json!({}), "off");
+        failing.disk.first().flush().unwrap();
+        failing.end();
     }
-    let is_loss = |line: &&String| line.contains("blockdev 'd0': the last flush failed");
-    await_that("both to have ended", || failing.server.complaints().iter().filter(is_loss).count() == 2);
-    failing.qmp.run("blockdev-add", layer);
-    failing.export("r");
-    for _ in 0..2 {
-        failing.disk.first().flush().unwrap_err();
-    }
-    failing.reopen(json!({}), "off");
-    failing.disk.first().flush().unwrap();
-    failing.end();
 }
 
 /// A client and a monitor of a daemon, over a device whose disk fails as it is told to.
@@ -464,9 +476,13 @@ impl Failing {
         Self { disk, qmp, server, device, faulty, scratch }
     }
 
+    fn node(&self, cache: Value, detect_zeroes: &str) -> Value {
+        json!({"driver": "host_device", "node-name": "d0", "filename": self.device.path(), "cache": cache,
+               "detect-zeroes": detect_zeroes})
+    }
+
     fn reopen(&mut self, cache: Value, detect_zeroes: &str) {
-        let node = json!({"driver": "host_device", "node-name": "d0", "filename": self.device.path(), "cache": cache,
-                          "detect-zeroes": detect_zeroes});
+        let node = self.node(cache, detect_zeroes);
         self.qmp.run("blockdev-reopen", json!({"options": [node]}));
     }
 

@@ -191,11 +191,11 @@ fn a_daemon_that_cannot_start_ends_within_its_limit_or_by_a_signal_though_a_gues
         let (scratch, monitors) = (Scratch::new(), Scratch::new());
         let socket = scratch.path("hung");
         let options = Options::new().null("d0", HUNG).export("e0", "d0", &socket, "writable=on");
-        let names: Vec<_> = (0..10).map(|at| format!("m{at}")).collect();
+        let names: Vec<_> = (0..30).map(|at| format!("m{at}")).collect();
         let options = names.iter().fold(options, |options, name| options.monitor(name, &monitors.path(name)));
         let options = options.words([format!("--shutdown-timeout={limit}")]);
         // The last place is taken. For each the daemon waits a while for whoever makes sockets in the same directory.
-        let _taken = UnixListener::bind(monitors.path("m9")).unwrap();
+        let _taken = UnixListener::bind(monitors.path("m29")).unwrap();
         let directory = File::open(monitors.path("")).unwrap();
         flock(&directory, FlockOperation::LockExclusive).unwrap();
         let mut command = Program::egret().command();
@@ -211,7 +211,7 @@ fn a_daemon_that_cannot_start_ends_within_its_limit_or_by_a_signal_though_a_gues
         let mut lines = String::new();
         daemon.0.stderr.take().unwrap().read_to_string(&mut lines).unwrap();
         assert!(lines.contains(&format!("export 'e0': 2 requests have not ended {said}")), "{lines}");
-        assert!(lines.contains("chardev 'm9': cannot listen"), "{lines}");
+        assert!(lines.contains("chardev 'm29': cannot listen"), "{lines}");
     }
 }
 

@@ -438,7 +438,7 @@ impl<'a> Session<'a> {
     fn owes_limits(&self, index: usize) -> bool {
         let diskless = usize::from(self.device.diskless_queues());
         let queues = if index < diskless { diskless..self.vrings.len() } else { index..index + 1 };
-        { queues }.any(|queue| self.vrings[queue].due() == Due::Start && self.shared.owes_limits(queue))
+        { queues }.any(|queue| !self.vrings[queue].is_running() && self.shared.owes_limits(queue))
     }
 
     /// Whether a queue without disks has to wait for request queues. If the record has chains of it in flight, these may be

@@ -236,7 +236,7 @@ impl Daemon {
     }
 
     /// Finds out what an image has lost that is to be opened, and was closed before that could be known.
-    fn settled(&mut self, name: &str) -> Result<(), StartError> {
+    pub(super) fn settled(&mut self, name: &str) -> Result<(), StartError> {
         let image = self.image_of(name);
         for Unsettled { path, settling, .. } in self.unsettled.iter().filter(|of| of.image == image) {
             let Poll::Ready(loss) = settling.loss() else {
@@ -339,7 +339,8 @@ impl Daemon {
         }
         // One that nobody exports is open without locks, and others may have it.
         let unlocked = self.config.disk(node_name).and_then(|wanted| match wanted.bottom {
-            Bottom::File(image) => Some(image.locking).filter(|_| disk.options().locking == Locking::Off),
+            Bottom::File(image) => Some(image.locking)
+                .filter(|_| disk.options().locking == Locking::Off || self.unlocked.contains(node_name)),
             Bottom::HostDevice(_) | Bottom::Null(_) | Bottom::Nbd(_) | Bottom::Rbd(_) => None,
         });
         let of = Arc::clone(disk);

@@ -223,8 +223,11 @@ pub enum ChangeError {
     /// An export writes to it.
     #[error("Read-only block node '{0}' cannot support read-write users")]
     ReadOnlyInUse(String),
-    /// An export that is on its way out uses it.
-    #[error("export '{0}' is on its way out, and still uses it; wait for BLOCK_EXPORT_DELETED")]
+    /// An export that is on its way out uses it, or a unit of one.
+    #[error(
+        "export '{0}', or a unit that it had, is on its way out and still uses it; wait for BLOCK_EXPORT_DELETED, or \
+         EGRET_LUN_DELETED"
+    )]
     ShuttingDown(String),
     /// Limits on a blockdev that no requests reach by its own name.
     #[error("blockdev '{0}' lies below another: limit that one")]

@@ -84,7 +84,9 @@ impl Daemon {
         }
         let changed = changed.checked()?;
         let swaps = self.reopened(&changed, &named)?;
-        let opened = self.opened(&changed, &named)?;
+        let closed = self.closed(&changed, &named);
+        closed.iter().try_for_each(|name| self.settled(name))?;
+        let opened = self.opened(&changed, &closed)?;
         let users = self.users(&swaps)?;
         let objects = changed.exports.iter().filter(|object| users.iter().any(|user| user.id() == object.id));
         self.await_answers(objects.flat_map(iothreads_of).collect::<BTreeSet<_>>())?;
@@ -148,11 +150,15 @@ impl Daemon {
         Ok(swaps)
     }
 
-    /// Opens the images of the `named` nodes that are to be open and are not: they were away when that was tried, say.
-    fn opened(&self, changed: &Config, named: &[String]) -> Result<Vec<Arc<Disk>>, StartError> {
+    /// Those of the `named` nodes that are to be open and are not: their images were away when that was tried, say.
+    fn closed(&self, changed: &Config, named: &[String]) -> BTreeSet<String> {
         let is_closed = |name: &&str| !self.disks.contains_key(*name) && lies_over(&changed.blockdevs, name, named);
-        let closed: BTreeSet<&str> = self.wanted_nodes().into_iter().filter(is_closed).collect();
-        let closed = closed.into_iter().filter_map(|name| Some((name, changed.disk(name)?)));
+        self.wanted_nodes().into_iter().filter(is_closed).map(str::to_owned).collect()
+    }
+
+    /// Opens the images of nodes that are not open.
+    fn opened(&self, changed: &Config, closed: &BTreeSet<String>) -> Result<Vec<Arc<Disk>>, StartError> {
+        let closed = closed.iter().filter_map(|name| Some((name.as_str(), changed.disk(name)?)));
         let open = |(name, disk): (&str, _)| self.open_image(&self.wanted_options(changed, name, &disk), None);
         closed.map(open).collect()
     }

@@ -457,8 +457,11 @@ fn an_image_is_not_said_to_be_inactive_before_what_was_deleted_has_let_go_of_it(
         export
     };
     let inactive = |daemon: &mut Daemon| daemon.set_active(Some("d0"), false).map_err(|e| e.to_string());
-    let leaves =
-        |id: &str| format!("export '{id}' is on its way out, and still uses it; wait for BLOCK_EXPORT_DELETED");
+    let leaves = |id: &str| {
+        format!(
+            "export '{id}', or a unit that it had, is on its way out and still uses it; wait for BLOCK_EXPORT_DELETED, or EGRET_LUN_DELETED"
+        )
+    };
     daemon.add_export(lets_go(scsi_export_of(at, "s0", vec![lun(0, "d0")]))).unwrap();
     daemon.set_active(Some("d0"), true).unwrap();
     daemon.remove_lun("s0", FIRST).unwrap();

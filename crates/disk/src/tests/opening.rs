@@ -345,7 +345,10 @@ fn what_a_disk_still_owes_the_one_after_it_owes_too_whatever_the_one_between_lea
     let cached = Options { locking: Locking::Off, ..image.options() };
     let direct = Options { direct: true, ..cached.clone() };
     let follow = |old: &Arc<Disk>| {
-        let new = Arc::new(Disk::open(&direct).unwrap());
+        let mut new = Disk::open(&direct).unwrap();
+        // Of which nothing is in the page cache.
+        new.become_a_device();
+        let new = Arc::new(new);
         new.follow(old);
         new
     };

@@ -82,11 +82,11 @@ impl ThrottledQueue {
 
     /// Gives some of those that wait back: the limits do not count them, and the others keep their turns. Those that had theirs by
     /// the last [`release`](Self::release) wait no longer.
-    pub(crate) fn withdraw_some(&mut self, is_wanted: impl Fn(&Request) -> bool, into: &mut Vec<Request>) {
+    pub(crate) fn withdraw_some(&mut self, mut is_wanted: impl FnMut(&Request) -> bool, into: &mut Vec<Request>) {
         let Self { member, id, waiting, asked, .. } = self;
         for direction in Direction::BOTH {
             let at = direction as usize;
-            let wanted: Vec<bool> = waiting[at].iter().map(&is_wanted).collect();
+            let wanted: Vec<bool> = waiting[at].iter().map(&mut is_wanted).collect();
             let (have_asked, mut tickets) = (asked[at], wanted.iter().copied());
             member.group.lock().forget_some(member.disk, *id, direction, || tickets.next() == Some(true));
             asked[at] -= wanted[..have_asked].iter().filter(|is_wanted| **is_wanted).count();

@@ -76,7 +76,7 @@ impl ThrottledSlot {
         &mut self,
         throttle: &Throttle,
         now: Nanos,
-        is_wanted: impl Fn(&Request) -> bool,
+        is_wanted: impl FnMut(&Request) -> bool,
     ) -> Vec<Request> {
         self.release(throttle, now);
         let mut requests = Vec::new();

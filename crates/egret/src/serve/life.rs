@@ -142,32 +142,35 @@ fn serve(
     let meter = CpuMeter::new(&daemon);
     let mut control = Control::new(daemon)?;
     control.announce_stalls_of(watchdog.stalls());
-    let mut open = || -> Result<()> {
+    let obey = || -> Result<&'static str> {
         control.open(&life.monitors, &output, &mut inherited)?;
-        Ok(identity.iter().try_for_each(|identity| give(identity, config, &places))?)
+        identity.iter().try_for_each(|identity| give(identity, config, &places))?;
+        for name in inherited.unused() {
+            tracing::warn!("socket '{name}' was handed over, and nobody serves who connects to it");
+        }
+        drop(inherited);
+        if let Some(announcement) = &life.announcement {
+            // Nobody is obeyed yet, and so only signals would wait.
+            let announced = output.write_all(announcement.as_bytes(), READER_PATIENCE, signals.as_fd());
+            announced.unwrap_or_else(|error| tracing::warn!("cannot print all of how disks are attached: {error}"));
+        }
+        if let Some(readiness) = launcher.and_then(Option::take) {
+            readiness.ready().context("cannot let go of the terminal")?;
+        }
+        // All that was named is open. From here on this thread obeys others.
+        Bounds::of_this_thread().narrow(ThreadKind::Control);
+        notify_service_manager(Progress::Ready);
+        attend(&mut control, meter, &signals, life, &output)
     };
-    if let Err(error) = open() {
-        let patience = patience();
-        let daemon = control.shut_down("host-error", &patience);
-        let _ = daemon.is_some_and(|daemon| daemon.end(&patience));
-        return Err(error);
-    }
-    for name in inherited.unused() {
-        tracing::warn!("socket '{name}' was handed over, and nobody serves who connects to it");
-    }
-    drop(inherited);
-    if let Some(announcement) = &life.announcement {
-        // Nobody is obeyed yet, and so only signals would wait.
-        let announced = output.write_all(announcement.as_bytes(), READER_PATIENCE, signals.as_fd());
-        announced.unwrap_or_else(|error| tracing::warn!("cannot print all of how disks are attached: {error}"));
-    }
-    if let Some(readiness) = launcher.and_then(Option::take) {
-        readiness.ready().context("cannot let go of the terminal")?;
-    }
-    // All that was named is open. From here on this thread obeys others.
-    Bounds::of_this_thread().narrow(ThreadKind::Control);
-    notify_service_manager(Progress::Ready);
-    let reason = attend(&mut control, meter, &signals, life, &output)?;
+    let reason = match obey() {
+        Ok(reason) => reason,
+        Err(error) => {
+            let patience = patience();
+            let daemon = control.shut_down("host-error", &patience);
+            let _ = daemon.is_some_and(|daemon| daemon.end(&patience));
+            return Err(error);
+        }
+    };
     notify_service_manager(Progress::Stopping);
     let ended = end(control, life, reason, &patience(), &output);
     drop((metrics, watchdog));

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Result;
-use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 
 /// A port on which nobody listens, and which nobody else gets until this is dropped, neither to listen on nor to connect
 /// from: a socket has it that does not listen. So who connects is refused; but a server that was told of it listens there,
@@ -25,7 +25,8 @@ impl Port {
 
     fn keep(any: std::net::IpAddr) -> Result<Self> {
         let family = if any.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
-        let socket = socket(family, SocketType::STREAM, None)?;
+        // No program that a test starts meanwhile is to have it.
+        let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
         if any.is_ipv6() {
             sockopt::set_ipv6_v6only(&socket, false)?;

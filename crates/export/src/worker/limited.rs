@@ -26,7 +26,16 @@ impl QueueWorker {
     pub(super) fn take_back(&mut self, engines: &mut EngineSet, now: Nanos) {
         for key in (0..self.disks.slots.len() as u32).map(DiskKey) {
             let Some(slot) = self.disks.slot(key) else { continue };
-            for request in engines.withdraw_some(slot, now, |request| self.model.holds_up(request.token.slot())) {
+            let mut left = Vec::new();
+            let taken = engines.withdraw_some(slot, now, |request| {
+                let head = request.token.slot();
+                let holds_up = self.model.holds_up(head);
+                left.extend((!holds_up).then_some(head));
+                holds_up
+            });
+            // They are to be told of the next who waits, as they were of this one.
+            left.into_iter().for_each(|head| self.model.may_wait(head));
+            for request in taken {
                 let Request { op, offset, len, buffers, token } = request;
                 let mut request = Request { op, offset, len, buffers: self.queue.take_back(buffers), token };
                 self.model.suspend(&mut request);

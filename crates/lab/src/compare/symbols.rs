@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::analysis::profile::{MISS, Profiles, Share, Unit, half_width};
 use crate::results::{Cell, Run};
-use crate::statistics::{Sample, mean};
+use crate::statistics::Sample;
 
 /// Smaller moves are not listed, in percent of all samples.
 const LEAST: f64 = 0.1;

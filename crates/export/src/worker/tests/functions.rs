@@ -1,5 +1,6 @@
 //! Task management of virtio-scsi, as the worker of a queue looks at it.
 
+use egret_disk::{Limit, Limits, Rates, ThrottleGroup};
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
 
@@ -240,4 +241,30 @@ fn a_function_ends_what_waits_for_a_failed_disk_though_there_is_no_room_to_pop_t
         let answers = [answer, query].map(|answer| machine.managed(answer));
         assert_eq!((answers, errors.status()), (answered, status));
     }
+}
+
+/// Nothing else makes room: what is in flight waits for its disk's limits, longer than any test.
+#[test]
+fn a_function_ends_what_waits_for_limits_though_there_is_no_room_to_pop_the_rest_of_its_ring() {
+    let driver = DiskDriver::Null { size: SIZE, latency: Nanos::ZERO, read_zeroes: false };
+    let disk = Arc::new(Disk::open(&Options::new("limited", driver)).unwrap());
+    let total = Limit { average: 1, ..Limit::default() };
+    let limits = Limits { bytes: Rates { total, ..Rates::default() }, ..Limits::default() };
+    disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    let mut machine = Machine::new(disk);
+    let id = machine.id;
+    machine.read(1);
+    assert_eq!(machine.await_used(), 1, "there is room for one");
+    machine.read(2);
+    machine.turns();
+    queue(&mut machine.io, id).iovecs += MOST_IOVECS - 1;
+    machine.read(3);
+    machine.turns();
+    assert_eq!(queue(&mut machine.io, id).counters.in_flight.get(), 1, "the other one is in the ring");
+    let answer = machine.manage(ABORT_TASK_SET, 0);
+    for tag in [2, 3] {
+        assert_eq!((machine.await_used(), machine.response(tag)), (tag, ABORTED));
+    }
+    machine.turns();
+    assert_eq!(machine.managed(answer), OK);
 }
