@@ -147,9 +147,10 @@ impl Remote for NbdDisk {
             )));
         }
         // The server may have ended it while nobody looked.
-        let (alive, ended) = state.idle.take().into_iter().partition::<Vec<_>, _>(Connection::is_alive);
-        ended.into_iter().for_each(|ended| shared.tell(Message::Close(ended)));
-        let engine = NbdEngine::new(Arc::clone(shared), alive.into_iter().next())?;
+        if let Some(ended) = state.idle.take_if(|idle| !idle.is_alive()) {
+            shared.tell(Message::Close(ended));
+        }
+        let engine = NbdEngine::new(Arc::clone(shared), state.idle.take())?;
         state.engines.push(Arc::downgrade(engine.line()));
         Ok(Box::new(engine))
     }
