@@ -596,18 +596,31 @@ fn an_image_grows_to_whole_blocks_and_never_shrinks() {
 
 #[test]
 fn an_image_that_nobody_exports_is_made_longer_if_nobody_else_has_it_locked() {
-    let place = tempfile::tempdir().unwrap();
-    let mut daemon = daemon();
-    let blockdev = Blockdev { auto_read_only: Some(false), ..image(place.path(), "d0") };
-    daemon.add_blockdev(blockdev).unwrap();
-    let options = Options::new("other", DiskDriver::File { filename: place.path().join("d0.img") });
-    let elsewhere = || Disk::open(&Options { locking: Locking::On, ..options.clone() }).unwrap();
-    let other = elsewhere();
-    let refused = daemon.resize("d0", 2 << 20).unwrap_err().to_string();
-    assert!(refused.contains("is locked"), "{refused}");
-    drop(other);
-    daemon.resize("d0", 2 << 20).unwrap();
-    assert_eq!(elsewhere().size(), 2 << 20);
+    for was_exported in [false, true] {
+        let place = tempfile::tempdir().unwrap();
+        let at = place.path();
+        let mut daemon = daemon();
+        let blockdev = Blockdev { auto_read_only: Some(false), ..image(at, "d0") };
+        daemon.add_blockdev(blockdev).unwrap();
+        let file = at.join("d0.img");
+        if was_exported {
+            daemon.add_export(Export { writable: true, ..export(at, "e0", "d0") }).unwrap();
+            // It could not be opened without locks, and so it is open as it was, and has left them.
+            std::fs::rename(&file, at.join("away")).unwrap();
+            daemon.remove_export("e0", Deletion::Safe).unwrap();
+            daemon.take_torn_down();
+            std::fs::rename(at.join("away"), &file).unwrap();
+            assert_ne!(daemon.disks["d0"].options().locking, Locking::Off);
+        }
+        let options = Options::new("other", DiskDriver::File { filename: file });
+        let elsewhere = || Disk::open(&Options { locking: Locking::On, ..options.clone() }).unwrap();
+        let other = elsewhere();
+        let refused = daemon.resize("d0", 2 << 20).unwrap_err().to_string();
+        assert!(refused.contains("is locked"), "{refused}");
+        drop(other);
+        daemon.resize("d0", 2 << 20).unwrap();
+        assert_eq!(elsewhere().size(), 2 << 20);
+    }
 }
 
 #[test]
