@@ -154,6 +154,32 @@ fn who_waits_beside_what_is_taken_back_keeps_its_turn() {
 }
 
 #[test]
+fn what_another_loop_grants_while_it_is_asked_what_is_to_be_taken_back_begins() {
+    let mut rig = rig();
+    let mut beside = Rig::over(Arc::clone(&rig.disk), EngineOptions::default());
+    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
+    assert_eq!((read(&mut rig, 6), read(&mut beside, 1)), (2, 0));
+    // By then one more has its turn.
+    let later = clock::now() + Nanos((BLOCK + BLOCK / 2) * 1_000_000_000);
+    let mut asked = 0;
+    let taken = rig.engines.withdraw_some(rig.slot, clock::now(), |_| {
+        if asked == 0 {
+            beside.engines.submit(later);
+        }
+        asked += 1;
+        asked <= 2
+    });
+    // The first was to be taken back, and begins; the second is.
+    assert_eq!((asked, taken.len(), rig.engines.in_flight()), (4, 1, 3));
+    rig.engines.submit(later);
+    rig.reap();
+    assert_eq!((rig.done.len(), rig.engines.in_flight()), (3, 2));
+    rig.engines.submit(later + Nanos(4 * BLOCK * 1_000_000_000));
+    rig.reap();
+    assert_eq!((rig.done.len(), rig.engines.in_flight()), (5, 0));
+}
+
+#[test]
 fn whatever_ends_a_limit_lets_everything_go() {
     let limits = Limits::default();
     type End = fn(&mut Rig, &ThrottleGroup, Limits);

@@ -80,18 +80,31 @@ impl ThrottledQueue {
         self.member.group.lock().forget(self.member.disk, self.id);
     }
 
-    /// Gives some of those that wait back: the limits do not count them, and the others keep their turns. Those that had theirs by
-    /// the last [`release`](Self::release) wait no longer.
-    pub(crate) fn withdraw_some(&mut self, mut is_wanted: impl FnMut(&Request) -> bool, into: &mut Vec<Request>) {
+    /// Gives some of those that wait back: the limits do not count them, and the others keep their turns. Those that have had theirs
+    /// since the last [`release`](Self::release) go to `released`: other loops grant turns as well.
+    pub(crate) fn withdraw_some(
+        &mut self,
+        mut is_wanted: impl FnMut(&Request) -> bool,
+        released: &mut VecDeque<Request>,
+        into: &mut Vec<Request>,
+    ) {
         let Self { member, id, waiting, asked, .. } = self;
+        // Asked without the lock, which others wait for.
+        let wanted = Direction::BOTH
+            .map(|direction| -> Vec<bool> { waiting[direction as usize].iter().map(&mut is_wanted).collect() });
+        // What is granted and what is forgotten are one step: a ticket that goes in between would be counted as both.
+        let mut schedule = member.group.lock();
+        let granted = schedule.take(*id);
         for direction in Direction::BOTH {
             let at = direction as usize;
-            let wanted: Vec<bool> = waiting[at].iter().map(&mut is_wanted).collect();
-            let (have_asked, mut tickets) = (asked[at], wanted.iter().copied());
-            member.group.lock().forget_some(member.disk, *id, direction, || tickets.next() == Some(true));
-            asked[at] -= wanted[..have_asked].iter().filter(|is_wanted| **is_wanted).count();
-            let mut wanted = wanted.into_iter();
-            let (taken, left): (VecDeque<_>, _) = waiting[at].drain(..).partition(|_| wanted.next() == Some(true));
+            released.extend(waiting[at].drain(..granted[at]));
+            asked[at] -= granted[at];
+            let wanted = &wanted[at][granted[at]..];
+            let mut tickets = wanted.iter();
+            schedule.forget_some(member.disk, *id, direction, || tickets.next() == Some(&true));
+            asked[at] -= wanted[..asked[at]].iter().filter(|is_wanted| **is_wanted).count();
+            let mut wanted = wanted.iter();
+            let (taken, left): (VecDeque<_>, _) = waiting[at].drain(..).partition(|_| wanted.next() == Some(&true));
             waiting[at] = left;
             into.extend(taken);
         }

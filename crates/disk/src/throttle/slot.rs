@@ -81,7 +81,7 @@ impl ThrottledSlot {
         self.release(throttle, now);
         let mut requests = Vec::new();
         if let Some(queue) = &mut self.queue {
-            queue.withdraw_some(is_wanted, &mut requests);
+            queue.withdraw_some(is_wanted, &mut self.released, &mut requests);
         }
         requests
     }
