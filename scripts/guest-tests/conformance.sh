@@ -130,7 +130,9 @@ done <<END
 5 sg_unmap --force --lba=0 --num=8 --anchor
 22 sg_unmap --force --lba=131071 --num=2
 0 sg_start --stop
-2 sg_turs
+0 sg_turs
+0 sg_start --pc=3
+0 sg_turs
 0 sg_start --start
 5 sg_start --eject
 0 sg_persist --in --read-keys

@@ -133,6 +133,7 @@ impl<'a> Session<'a> {
         let ended = self.converse();
         self.shared.set_draining(true);
         self.reset();
+        self.device.forget_choices();
         self.await_unpinned();
         self.shared.set_draining(false);
         self.shared.set_channel(None);

@@ -16,7 +16,7 @@ use egret_disk::{Disk, Driver, LOCK_PATIENCE, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, ListenError};
 use egret_vring::memory::Region;
-use egret_vring::ring::InflightConfig;
+use egret_vring::ring::{Inflight, InflightConfig};
 use egret_vring::vhost_user::F_LOG_ALL;
 
 use peer::*;
@@ -306,6 +306,43 @@ fn a_cache_mode_that_comes_before_the_features_is_the_one_that_queues_and_record
     next.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 128 << 16 | 3]), &[record.file.as_fd()]);
     next.agree();
     assert_eq!(next.ask(GET_CONFIG, &config(32, 1)).unwrap()[12], 0);
+}
+
+#[test]
+fn a_write_cache_that_was_turned_off_is_off_for_the_next_driver_and_in_its_record_until_the_client_has_gone() {
+    let io = IoThread::start();
+    let access = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = access.path().join("e0");
+    let _export = export(&io, Address::Path(path.clone())).unwrap();
+    let connect = || {
+        let mut peer = Peer(UnixStream::connect(&path).unwrap());
+        peer.agree();
+        peer
+    };
+    let told = |peer: &mut Peer| peer.ask(GET_CONFIG, &config(32, 1)).unwrap()[12];
+    let (flush, config_wce) = (1 << 9, 1 << 11);
+
+    let mut peer = connect();
+    let system = peer.ask_u64(GET_FEATURES) & !RING_PACKED;
+    assert_eq!(peer.order(SET_CONFIG, &[words(&[32, 1, 0]), vec![0]].concat()), Some(0));
+    // A front-end need not say that a guest has begun again. Its firmware takes what it knows.
+    for (request, body) in [
+        (RESET_DEVICE, longs(&[])),
+        (RESET_OWNER, longs(&[])),
+        (SET_FEATURES, longs(&[system & !(flush | config_wce)])),
+        (SET_FEATURES, longs(&[system & !config_wce])),
+    ] {
+        assert_eq!(peer.order(request, &body), Some(0));
+        assert_eq!(peer.order(SET_FEATURES, &longs(&[system])), Some(0));
+        assert_eq!(told(&mut peer), 0, "after {request}");
+    }
+    let config = InflightConfig { queues: 3, queue_size: 1024, packed: false };
+    let record = Region::anonymous(0, config.bytes()).unwrap();
+    peer.say(SET_INFLIGHT_FD, NEED_REPLY, &longs(&[record.size, 0, 1024 << 16 | 3]), &[record.file.as_fd()]);
+    assert_eq!(peer.hear(), Some(longs(&[0])));
+    assert_eq!(Inflight::map(&record.file, 0, record.size, config).unwrap().choices(), Some(0));
+    drop(peer);
+    assert_eq!(told(&mut connect()), 1, "another front-end asks");
 }
 
 #[test]

@@ -9,7 +9,6 @@ use crate::nexus::NexusId;
 use crate::persist::ReserveOut;
 use crate::sense::{Refusal, Sense};
 use crate::step::{DataOut, DiskOp, Memory, Step, Task};
-use crate::unit::Medium;
 use crate::work::{Work, fill};
 use crate::write_fence::{Pass, Ticket};
 
@@ -33,8 +32,8 @@ pub struct Command {
     pub(crate) piece: usize,
     pub(crate) work: Work,
     pub(crate) admission: Admission,
-    /// What becomes of the medium when it ends.
-    pub(crate) medium: Option<Medium>,
+    /// Whether the medium is ejected when it ends, or loaded.
+    pub(crate) ejects: Option<bool>,
     /// Of one that flushes because it turns the write cache off: how often that had happened by then, and whose it is.
     pub(crate) flushes: Option<(u64, NexusId)>,
     pub(crate) response: Vec<u8>,
@@ -172,7 +171,7 @@ impl Command {
         self.touched = false;
         self.work = Work::Idle;
         self.admission = Admission::None;
-        self.medium = None;
+        self.ejects = None;
         self.flushes = None;
         self.piece = 0;
         self.scratch = Vec::new();

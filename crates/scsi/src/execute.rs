@@ -13,7 +13,7 @@ use crate::nexus::{Flags, Nexus};
 use crate::report::{log_sense, report_luns, report_task_management, send_diagnostic};
 use crate::sense::{Code, Key, Refusal, Sense, failure};
 use crate::step::{DataOut, DiskOp, Memory, Step, Task};
-use crate::unit::{LogicalUnit, Medium};
+use crate::unit::LogicalUnit;
 use crate::work::Work;
 
 impl LogicalUnit {
@@ -192,8 +192,8 @@ impl LogicalUnit {
         if !self.admit(command, waker) {
             return Some(Step::Wait);
         }
-        // What stops the unit needs no admission, and conflicts like what changes the medium.
-        let changes = command.medium.is_some() || !matches!(command.admission, Admission::None);
+        // What ejects the medium needs no admission, and conflicts like what changes it.
+        let changes = command.ejects.is_some() || !matches!(command.admission, Admission::None);
         let looked = match changes {
             true => self.look_again(command, nexus),
             false if nexus.flags().has(Flags::NO_READ) => Err(Refusal::Conflict),
@@ -326,8 +326,8 @@ impl LogicalUnit {
             return Step::Disk(op);
         }
         self.release(command);
-        if let Some(medium) = command.medium.take()
-            && let Err(refusal) = self.change_medium(medium, nexus, command.preempted)
+        if let Some(ejects) = command.ejects.take()
+            && let Err(refusal) = self.set_ejected(ejects, nexus, command.preempted)
         {
             return refusal.into();
         }
@@ -411,11 +411,7 @@ impl LogicalUnit {
 
     /// Why the medium cannot be used, if it cannot.
     pub(crate) fn not_ready(&self) -> Option<Sense> {
-        match self.state().medium {
-            Medium::Ready => None,
-            Medium::Stopped => Some(Sense::new(Key::NotReady, Code::START_REQUIRED)),
-            Medium::Ejected => Some(Sense::new(Key::NotReady, Code::NO_MEDIUM)),
-        }
+        self.state().ejected.then(|| Sense::new(Key::NotReady, Code::NO_MEDIUM))
     }
 
     fn run(&self, run: Run, call: Call<'_>) -> Answer {

@@ -1,4 +1,4 @@
-//! Commands that read, write or check the medium, and those that start and stop it.
+//! Commands that read, write or check the medium, and those that load and eject it.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::execute::is_fenced;
 use crate::nexus::Nexus;
 use crate::sense::{Code, Key, Refusal, Sense};
 use crate::step::{DiskOp, Memory, Step, Task};
-use crate::unit::{LogicalUnit, Medium};
+use crate::unit::LogicalUnit;
 use crate::work::{Against, Verify, Work, is_zeroes};
 
 /// FUA, in byte 1.
@@ -204,49 +204,45 @@ impl LogicalUnit {
         Ok(self.start(command, call.task.nexus, call.task.waker))
     }
 
-    /// START STOP UNIT (SBC-4). Stopping writes the cache first.
+    /// START STOP UNIT (SBC-4). A unit stays ready until its medium is ejected, as QEMU's and SCST's do: others may have it, and
+    /// guests stop their disks when they shut down. To stop, or to change the power condition, writes the cache.
     pub(crate) fn start_stop_unit(&self, call: Call<'_>) -> Answer {
         let (cdb, command) = (&call.cdb, call.command);
-        let (condition, no_flush, load, start) = (cdb.byte(4) >> 4, cdb.has(4, 4), cdb.has(4, 2), cdb.has(4, 1));
-        if condition != 0 {
-            return Err(Sense::cdb(4).bit(7).into());
-        }
+        // With a power condition the two that follow mean nothing.
+        let (by_condition, no_flush) = (cdb.byte(4) >> 4 != 0, cdb.has(4, 4));
+        let (load, start) = (cdb.has(4, 2) && !by_condition, cdb.has(4, 1) && !by_condition);
         if load && !self.config.removable {
             return Err(Sense::cdb(4).bit(1).into());
         }
-        let state = self.state();
-        if load && !start && !state.preventing.is_empty() {
+        if load && !start && !self.state().preventing.is_empty() {
             return Err(Sense::illegal(Code::REMOVAL_PREVENTED).into());
         }
-        let target = match (state.medium, load, start) {
-            (_, true, true) => Medium::Ready,
-            (_, true, false) => Medium::Ejected,
-            (Medium::Ejected, false, true) => return Err(Sense::new(Key::NotReady, Code::NO_MEDIUM).into()),
-            (Medium::Ejected, false, false) => Medium::Ejected,
-            (_, false, true) => Medium::Ready,
-            (_, false, false) => Medium::Stopped,
-        };
-        drop(state);
-        command.medium = Some(target);
-        if target != Medium::Ready && !no_flush && !self.config.read_only {
+        if start
+            && !load
+            && let Some(sense) = self.not_ready()
+        {
+            return Err(sense.into());
+        }
+        command.ejects = load.then_some(!start);
+        if !start && !no_flush && !self.config.read_only {
             command.work = Work::Once(Some(DiskOp::FLUSH));
         }
         Ok(self.start(command, call.task.nexus, call.task.waker))
     }
 
-    /// Starts, stops or ejects what a command of a nexus that had been `preempted` so often when it began has asked for. It
-    /// may have written the cache since, for long: so this looks again at what was looked at then. Who preempts or prevents
-    /// does that under the same lock, and sees nothing change that is not allowed when it is answered.
-    pub(crate) fn change_medium(&self, to: Medium, nexus: &Nexus, preempted: u32) -> Result<(), Refusal> {
+    /// Loads or ejects the medium for a command of a nexus that had been `preempted` so often when it began. It may have
+    /// written the cache since, for long: so this looks again at what was looked at then. Who preempts or prevents does that
+    /// under the same lock, and sees nothing change that is not allowed when it is answered.
+    pub(crate) fn set_ejected(&self, ejected: bool, nexus: &Nexus, preempted: u32) -> Result<(), Refusal> {
         let mut state = self.state();
-        // To start it is allowed to all.
-        if to != Medium::Ready && is_fenced(nexus, preempted) {
+        // To load it is allowed to all.
+        if ejected && is_fenced(nexus, preempted) {
             return Err(Refusal::Conflict);
         }
-        if to == Medium::Ejected && state.medium != Medium::Ejected && !state.preventing.is_empty() {
+        if ejected && !state.ejected && !state.preventing.is_empty() {
             return Err(Sense::illegal(Code::REMOVAL_PREVENTED).into());
         }
-        state.set_medium(to);
+        state.set_ejected(ejected);
         Ok(())
     }
 

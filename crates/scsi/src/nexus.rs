@@ -104,7 +104,7 @@ impl Flags {
     pub(crate) const NO_READ: u8 = 1 << 1;
     /// A reservation keeps writes out.
     pub(crate) const NO_WRITE: u8 = 1 << 2;
-    /// The medium is stopped or gone.
+    /// The medium is ejected.
     pub(crate) const NOT_READY: u8 = 1 << 3;
     /// A RESERVE keeps out what persistent reservations let pass.
     pub(crate) const RESERVED: u8 = 1 << 4;

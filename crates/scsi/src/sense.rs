@@ -47,8 +47,6 @@ pub struct Code(pub u8, pub u8);
 impl Code {
     /// Nothing more to say.
     pub const NONE: Self = Self(0x00, 0x00);
-    /// Logical unit not ready, initializing command required.
-    pub const START_REQUIRED: Self = Self(0x04, 0x02);
     /// Write error.
     pub const WRITE_ERROR: Self = Self(0x0c, 0x00);
     /// Unrecovered read error.

@@ -6,10 +6,9 @@
 //! | 8..16 | the key that the nexus has registered; 0 if none |
 //! | 16..20 | PRGENERATION |
 //! | 20..22 | its unit attentions: bits, as of [`Attention`] |
-//! | 22 | bits: write cache, write protection, prevents removal, RESERVE, holds the persistent reservation, APTPL |
+//! | 22 | bits: write cache, write protection, prevents removal, RESERVE, holds the persistent reservation, APTPL, ejected |
 //! | 23 | that reservation's type |
-//! | 24 | the medium: 0 ready, 1 stopped, 2 ejected |
-//! | 25..32 | zeroes |
+//! | 24..32 | zeroes |
 
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ use thiserror::Error;
 use crate::kept::{Change, Outcome};
 use crate::nexus::{Attention, NexusId};
 use crate::reservations::{Effects, Reservations, Type};
-use crate::unit::{LogicalUnit, Medium, State};
+use crate::unit::{LogicalUnit, State};
 
 const WRITE_CACHE: u8 = 1 << 0;
 const WRITE_PROTECT: u8 = 1 << 1;
@@ -26,7 +25,8 @@ const PREVENTS: u8 = 1 << 2;
 const RESERVED: u8 = 1 << 3;
 const HOLDS: u8 = 1 << 4;
 const APTPL: u8 = 1 << 5;
-const BITS: u8 = (1 << 6) - 1;
+const EJECTED: u8 = 1 << 6;
+const BITS: u8 = (1 << 7) - 1;
 
 /// What a nexus has of a unit. What others have of it is theirs, and stays where they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct UnitState {
     pub(crate) held: Option<Type>,
     /// Whether what is registered is to outlast a loss of power.
     pub(crate) aptpl: bool,
-    pub(crate) medium: Medium,
+    pub(crate) ejected: bool,
 }
 
 /// Why a state is none, or cannot be gone on with.
@@ -74,6 +74,7 @@ impl UnitState {
             (RESERVED, self.reserved),
             (HOLDS, self.held.is_some()),
             (APTPL, self.aptpl),
+            (EJECTED, self.ejected),
         ];
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.blocks.to_le_bytes());
@@ -82,11 +83,6 @@ impl UnitState {
         bytes[20..22].copy_from_slice(&self.attentions.to_le_bytes());
         bytes[22] = bits.into_iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum();
         bytes[23] = self.held.map_or(0, |kind| kind as u8);
-        bytes[24] = match self.medium {
-            Medium::Ready => 0,
-            Medium::Stopped => 1,
-            Medium::Ejected => 2,
-        };
         bytes
     }
 
@@ -107,7 +103,7 @@ impl UnitState {
         if attentions & !Attention::MASK != 0 {
             return Err(UnitStateError::Field("unit attention"));
         }
-        if number(25, 7) != 0 {
+        if number(24, 8) != 0 {
             return Err(UnitStateError::Field("field"));
         }
         let held = match (has(HOLDS), Type::of(bytes[23])) {
@@ -119,12 +115,6 @@ impl UnitState {
         if has(RESERVED) && key != 0 {
             return Err(UnitStateError::Field("reservation"));
         }
-        let medium = match bytes[24] {
-            0 => Medium::Ready,
-            1 => Medium::Stopped,
-            2 => Medium::Ejected,
-            _ => return Err(UnitStateError::Field("medium")),
-        };
         Ok(Self {
             blocks: number(0, 8),
             key,
@@ -136,7 +126,7 @@ impl UnitState {
             reserved: has(RESERVED),
             held,
             aptpl: has(APTPL),
-            medium,
+            ejected: has(EJECTED),
         })
     }
 }
@@ -158,7 +148,7 @@ impl LogicalUnit {
             reserved: reservations.has_reserved_unit(id),
             held: reservations.reservation().filter(|_| reservations.holds(id)).map(|(kind, _)| kind),
             aptpl: reservations.aptpl,
-            medium: state.medium,
+            ejected: state.ejected,
         }
     }
 
@@ -194,7 +184,7 @@ impl LogicalUnit {
         }
         self.set_write_protect(saved.write_protect || self.write_protect());
         if state.is_alone(id) {
-            state.medium = saved.medium;
+            state.ejected = saved.ejected;
         }
         state.settle();
         if let Some(nexus) = state.nexus(id) {

@@ -36,20 +36,13 @@ pub(crate) struct State {
     nexuses: Vec<Arc<Nexus>>,
     pub(crate) reservations: Reservations,
     pub(crate) keeping: Keeping,
-    pub(crate) medium: Medium,
+    /// Whether the medium cannot be used until it is loaded.
+    pub(crate) ejected: bool,
     /// How often the write cache has been turned off, and after how many of these times it has been flushed.
     pub(crate) turned_off: u64,
     pub(crate) flushed: u64,
     /// Who prevents the medium's removal.
     pub(crate) preventing: Vec<NexusId>,
-}
-
-/// Whether the medium can be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Medium {
-    Ready,
-    Stopped,
-    Ejected,
 }
 
 impl LogicalUnit {
@@ -89,7 +82,7 @@ impl LogicalUnit {
                 nexuses: Vec::new(),
                 reservations,
                 keeping: Keeping::by(keeper),
-                medium: Medium::Ready,
+                ejected: false,
                 turned_off: 0,
                 flushed: 0,
                 preventing: Vec::new(),
@@ -173,7 +166,7 @@ impl LogicalUnit {
         let mut state = self.state();
         state.preventing.clear();
         state.reservations.reset();
-        state.medium = Medium::Ready;
+        state.ejected = false;
         self.set_write_protect(false);
         state.settle();
         state.attend(Attention::UnitReset, None);
@@ -304,15 +297,15 @@ impl LogicalUnit {
 impl State {
     /// Works out what stands in every nexus's way: kept ready, because every command asks.
     pub(crate) fn settle(&mut self) {
-        let not_ready = if self.medium == Medium::Ready { 0 } else { Flags::NOT_READY };
+        let not_ready = if self.ejected { Flags::NOT_READY } else { 0 };
         for nexus in &self.nexuses {
             let mask = Flags::NO_READ | Flags::NO_WRITE | Flags::RESERVED | Flags::NOT_READY;
             nexus.set_flags(mask, self.reservations.denied(nexus.id) | not_ready);
         }
     }
 
-    pub(crate) fn set_medium(&mut self, medium: Medium) {
-        self.medium = medium;
+    pub(crate) fn set_ejected(&mut self, ejected: bool) {
+        self.ejected = ejected;
         self.settle();
     }
 

@@ -52,10 +52,11 @@ pub struct Blk {
     serial: [u8; SERIAL_BYTES],
     sectors: AtomicU64,
     acked: AtomicU64,
+    /// The cache mode that the driver is told: as configured until one chooses, and then for as long as the front-end is
+    /// there. A front-end may answer its drivers from a copy of the space, which features and resets leave as it is: QEMU's
+    /// vhost-user-blk and cloud-hypervisor's do (`s->blkcfg` in `hw/block/vhost-user-blk.c`; `self.config` in
+    /// `virtio-devices/src/vhost_user/blk.rs`). A driver that reads there that the cache is off flushes no more.
     writeback: AtomicBool,
-    /// `writeback` is what a driver has chosen with another device, and the features that it has taken there are yet to be
-    /// said.
-    goes_on: AtomicBool,
     /// What `acked` and `writeback` together mean for a write: kept ready, because every write asks.
     write_through: AtomicBool,
 }
@@ -84,18 +85,15 @@ impl Blk {
             features |= config.discard.map_or(0, |_| bit(VIRTIO_BLK_F_DISCARD));
             features |= config.write_zeroes.map_or(0, |_| bit(VIRTIO_BLK_F_WRITE_ZEROES));
         }
-        let blk = Self {
+        Ok(Arc::new(Self {
             features,
             serial,
             sectors: AtomicU64::new(config.capacity_bytes / SECTOR),
             acked: AtomicU64::new(0),
-            writeback: AtomicBool::new(false),
-            goes_on: AtomicBool::new(false),
+            writeback: AtomicBool::new(!config.writethrough),
             write_through: AtomicBool::new(true),
             config,
-        };
-        blk.reset();
-        Ok(Arc::new(blk))
+        }))
     }
 
     /// What it was made as.
@@ -108,14 +106,18 @@ impl Blk {
         self.acked.load(Ordering::Relaxed)
     }
 
-    /// Works out whether a write must be stable when it completes (5.2.6.2, the conditions of a stable write).
+    fn has_taken(&self, feature: u32) -> bool {
+        self.acked.load(Ordering::Relaxed) & bit(feature) != 0
+    }
+
+    /// Works out whether a write must be stable when it completes (5.2.6.2, the conditions of a stable write): also for a
+    /// driver that cannot flush, whatever one before it has chosen.
     fn settle(&self) {
-        let acked = self.acked.load(Ordering::Relaxed);
-        let write_through = if acked & bit(VIRTIO_BLK_F_CONFIG_WCE) != 0 {
-            !self.writeback.load(Ordering::Relaxed)
-        } else {
-            self.config.writethrough || acked & bit(VIRTIO_BLK_F_FLUSH) == 0
-        };
+        let write_through = !self.has_taken(VIRTIO_BLK_F_FLUSH)
+            || match self.has_taken(VIRTIO_BLK_F_CONFIG_WCE) {
+                true => !self.writeback.load(Ordering::Relaxed),
+                false => self.config.writethrough,
+            };
         self.write_through.store(write_through, Ordering::Relaxed);
     }
 
@@ -170,30 +172,27 @@ impl Device for Blk {
         if unknown != 0 {
             return Err(DriverError::NotOffered(unknown));
         }
-        let before = self.acked.swap(acked, Ordering::Relaxed);
-        let cache = bit(VIRTIO_BLK_F_FLUSH) | bit(VIRTIO_BLK_F_CONFIG_WCE);
-        // A driver that goes on does not begin. A front-end that has said none of its features yet may have said its own.
-        let goes_on = acked != 0 && self.goes_on.swap(false, Ordering::Relaxed);
-        if (before ^ acked) & cache != 0 && !goes_on {
-            // 5.2.5.2: with CONFIG_WCE but without FLUSH, writeback begins as 0.
-            let writeback = !self.config.writethrough && acked & bit(VIRTIO_BLK_F_FLUSH) != 0;
-            self.writeback.store(writeback, Ordering::Relaxed);
-        }
+        self.acked.store(acked, Ordering::Relaxed);
         self.settle();
         Ok(())
     }
 
-    /// Forgets the driver: no features taken, the cache mode as configured.
+    /// Forgets the driver: no features taken.
     fn reset(&self) {
         self.acked.store(0, Ordering::Relaxed);
+        self.settle();
+    }
+
+    fn forget_choices(&self) {
         self.writeback.store(!self.config.writethrough, Ordering::Relaxed);
-        self.goes_on.store(false, Ordering::Relaxed);
         self.settle();
     }
 
     fn read_config(&self, offset: u64, into: &mut [u8]) {
-        let space = self.config.space(self.sectors(), self.writeback.load(Ordering::Relaxed));
-        read_space(&space, offset, into);
+        // 5.2.5.2: with CONFIG_WCE but without FLUSH it is 0.
+        let cannot_flush = self.has_taken(VIRTIO_BLK_F_CONFIG_WCE) && !self.has_taken(VIRTIO_BLK_F_FLUSH);
+        let writeback = self.writeback.load(Ordering::Relaxed) && !cannot_flush;
+        read_space(&self.config.space(self.sectors(), writeback), offset, into);
     }
 
     /// Writes to the configuration space: `writeback`, and nothing else.
@@ -218,7 +217,6 @@ impl Device for Blk {
 
     fn choose(&self, writeback: u8) {
         self.set_writeback(writeback);
-        self.goes_on.store(true, Ordering::Relaxed);
     }
 
     /// It chooses in the configuration space, and nothing by requests.
@@ -241,8 +239,6 @@ impl Device for Blk {
     }
 
     fn model(self: Arc<Self>, _index: u16, size: u16) -> Model {
-        // Its queues run, so that all has been said of its features. Others are of another driver.
-        self.goes_on.store(false, Ordering::Relaxed);
         Model::Request(Box::new(self.queue(size)))
     }
 }

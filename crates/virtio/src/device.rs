@@ -59,6 +59,9 @@ pub trait Device: Send + Sync {
     /// Forgets the driver. Its queues do not run.
     fn reset(&self);
 
+    /// Forgets what drivers have chosen in the configuration space: the front-end has gone, which may have a copy of it.
+    fn forget_choices(&self) {}
+
     /// Reads the configuration space from byte `offset` on. It reads as zeroes past its end.
     fn read_config(&self, offset: u64, into: &mut [u8]);
 

@@ -23,8 +23,6 @@ const OTHERWISE: &[(&[&str], &str, &str, &str)] = &[
     (&["small"], "WriteSame16.InvalidDataOutSize", "failed", "likewise"),
     (&["small"], "MultipathIO.Simple", "failed", "the other way is told that a mode page was changed on this one"),
     (&["large"], "PreventAllow.Eject", "failed", "it wants no medium to be loaded where none may be removed"),
-    (&["large"], "StartStopUnit.PwrCnd", "failed", "it wants power conditions that are not there to be ignored"),
-    (&["large"], "StartStopUnit.NoLoej", "failed", "it wants a unit that is stopped to be ready"),
     (ALL, "CompareAndWrite.InvalidDataOutSize", "skipped", ISCSI),
     (ALL, "ExtendedCopy.", "skipped", ABSENT),
     (ALL, "GetLBAStatus.", "skipped", ABSENT),

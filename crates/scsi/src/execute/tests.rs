@@ -67,7 +67,7 @@ fn a_reset_tells_those_whom_it_concerns_and_undoes_what_a_power_on_would() {
     let mut rig = Rig::new(LunConfig { removable: true, ..config() });
     let other = rig.other(2);
     rig.run(&[0x15, 0x10, 0, 0, 24, 0], &[&[0, 0, 0, 0, 8, 18][..], &[0; 18]].concat(), 0).good();
-    rig.run(&[0x1b, 0, 0, 0, 0, 0], &[], 0).good();
+    rig.run(&[0x1b, 0, 0, 0, 2, 0], &[], 0).good();
     other.take_attention();
     rig.unit.reset();
     assert!(!rig.unit.write_cache(), "whoever turned it off does not flush");
@@ -106,7 +106,7 @@ fn an_initiator_that_is_reset_has_a_unit_alone_though_one_that_has_gone_is_still
     let (mut rig, a, b) = reserved();
     rig.unit.detach(b.id());
     rig.run(&[0x15, 0x10, 0, 0, 16, 0], &[0, 0, 0, 0, 10, 10, 0x20, 0x10, 8, 0, 0, 0, 0xff, 0xff, 0, 0], 0).good();
-    rig.run(&[0x1b, 0, 0, 0, 0, 0], &[], 0).good();
+    rig.run(&[0x1b, 0, 0, 0, 2, 0], &[], 0).good();
     rig.unit.reset_initiator(a.id());
     assert_eq!(rig.run(&[0; 6], &[], 0).sense().code, Code::UNIT_RESET);
     rig.run(&[0; 6], &[], 0).good();
@@ -248,7 +248,7 @@ fn reserve_out(rig: &Rig, command: &mut Command, nexus: &Nexus, action: u8, kind
 
 /// A and B, registered with keys 1 and 2; A has a write exclusive reservation for registrants.
 fn reserved() -> (Rig, Arc<Nexus>, Arc<Nexus>) {
-    let rig = Rig::new(config());
+    let rig = Rig::new(LunConfig { removable: true, ..config() });
     let (a, b) = (rig.nexus.clone(), rig.other(2));
     let mut command = Command::new();
     assert!(good(reserve_out(&rig, &mut command, &a, 0, 0, [0, 1])));
@@ -313,7 +313,7 @@ fn one_that_has_gone_is_forgotten_when_its_registration_is_taken_away_and_what_i
             rig.unit.retry(&mut write, &b, Waker::noop()) == Step::refused(Status::ReservationConflict, None);
         assert_eq!(conflicts, action == 4);
         rig.unit.abort(&mut write);
-        rig.run(&[0x1b, 0, 0, 0, 0, 0], &[], 0).good();
+        rig.run(&[0x1b, 0, 0, 0, 2, 0], &[], 0).good();
         rig.unit.reset_initiator(a.id());
         assert_eq!(rig.run(&[0; 6], &[], 0).sense().code, Code::UNIT_RESET, "nobody else has it");
         rig.run(&[0; 6], &[], 0).good();
@@ -472,8 +472,8 @@ fn a_write_that_is_put_off_when_its_nexus_is_preempted_conflicts_even_if_that_ha
     for comes_back in [false, true] {
         let (rig, a, b) = reserved();
         let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
-        // The last one stops the unit, which needs the disk for a flush alone.
-        let cdbs = [&cdb10(0x2a, 0, 5, 1)[..], &cdb16(0x8e, 0, 5, 1), &compare_and_write(5), &[0x1b, 0, 0, 0, 0, 0]];
+        // The last one ejects the medium, which needs the disk for a flush alone.
+        let cdbs = [&cdb10(0x2a, 0, 5, 1)[..], &cdb16(0x8e, 0, 5, 1), &compare_and_write(5), &[0x1b, 0, 0, 0, 2, 0]];
         let put_off = cdbs.map(|cdb| suspended(&rig, &a, cdb, &data));
         let (mut read, mut read_op) = suspended(&rig, &a, &cdb10(0x28, 0, 5, 1), &[]);
         let mut command = Command::new();

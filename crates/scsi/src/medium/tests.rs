@@ -494,34 +494,40 @@ const fn start_stop(bits: u8) -> [u8; 6] {
 
 /// SBC-4, START STOP UNIT command.
 #[test]
-fn a_stopped_unit_has_flushed_and_is_not_ready_until_it_is_started() {
+fn a_unit_that_is_stopped_has_flushed_and_stays_ready_for_all_who_have_it() {
     let mut rig = rig();
-    rig.run(&start_stop(0), &[], 0).good();
-    assert_eq!(rig.ops, [(Op::Flush, 0, 0)]);
-    let stopped = Sense::new(Key::NotReady, Code::START_REQUIRED);
-    assert_eq!(rig.run(&[0; 6], &[], 0).sense(), stopped);
-    assert_eq!(rig.run(&cdb10(0x28, 0, 0, 1), &[], BLOCK).sense(), stopped);
     let other = rig.other(2);
-    assert_eq!(rig.run_as(&other, &cdb10(0x2a, 0, 0, 1), &pattern(1), 0).sense(), stopped);
-    assert_eq!(rig.run(&[3, 0, 0, 0, 18, 0], &[], 18).good(), stopped.to_bytes());
-    rig.run(&[0x12, 0, 0, 0, 36, 0], &[], 36).good();
-    rig.run(&start_stop(1), &[], 0).good();
-    rig.run(&cdb10(0x28, 0, 0, 1), &[], BLOCK).good();
-    rig.run(&start_stop(4), &[], 0).good();
-    assert_eq!(rig.ops, [], "NO_FLUSH");
+    // The power conditions go up to 0xb, and with one of them the other bits mean nothing.
+    for bits in [0, 0x10, 0x20, 0x30, 0x70, 0xa0, 0xb0, 0xb3] {
+        for immediate in [0, 1] {
+            let mut stop = start_stop(bits);
+            stop[1] = immediate;
+            rig.run(&stop, &[], 0).good();
+            assert_eq!(rig.ops, [(Op::Flush, 0, 0)], "{stop:02x?}");
+            for nexus in [rig.nexus.clone(), other.clone()] {
+                rig.run_as(&nexus, &[0; 6], &[], 0).good();
+                rig.run_as(&nexus, &cdb10(0x28, 0, 0, 1), &[], BLOCK).good();
+                rig.run_as(&nexus, &cdb10(0x2a, 0, 0, 1), &pattern(1), 0).good();
+            }
+        }
+    }
+    for flushes_nothing in [1, 4, 0x34] {
+        rig.run(&start_stop(flushes_nothing), &[], 0).good();
+        assert_eq!(rig.ops, [], "{flushes_nothing:#x}");
+    }
 }
 
 /// SPC-5, SEND DIAGNOSTIC command.
 #[test]
 fn the_default_self_test_passes_and_there_is_no_other() {
-    let mut rig = rig();
+    let mut rig = Rig::new(LunConfig { removable: true, ..config() });
     for flags in [0, 4, 0x14, 7] {
         rig.run(&[0x1d, flags, 0, 0, 0, 0], &[], 0).good();
     }
     // In the background, and with a list of parameters.
     assert_eq!(rig.run(&[0x1d, 0x20, 0, 0, 0, 0], &[], 0).sense(), Sense::cdb(1).bit(7));
     assert_eq!(rig.run(&[0x1d, 0x10, 0, 0, 4, 0], &[0; 4], 0).sense(), Sense::cdb(4).bit(2));
-    rig.run(&start_stop(0), &[], 0).good();
+    rig.run(&start_stop(2), &[], 0).good();
     rig.run(&[0x1d, 4, 0, 0, 0, 0], &[], 0).good();
 }
 
@@ -530,20 +536,22 @@ fn the_default_self_test_passes_and_there_is_no_other() {
 fn only_a_removable_medium_can_be_ejected_and_only_if_nobody_prevents_it() {
     let mut rig = rig();
     assert_eq!(rig.run(&start_stop(2), &[], 0).sense(), Sense::cdb(4).bit(1));
-    assert_eq!(rig.run(&start_stop(0x11), &[], 0).sense(), Sense::cdb(4).bit(7));
     assert_eq!(rig.run(&[0x1e, 0, 0, 0, 1, 0], &[], 0).sense(), Sense::illegal(Code::OPERATION_CODE));
 
     let mut rig = Rig::new(LunConfig { removable: true, ..config() });
     let other = rig.other(2);
     rig.run_as(&other, &[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
     assert_eq!(rig.run(&start_stop(2), &[], 0).sense(), Sense::illegal(Code::REMOVAL_PREVENTED));
-    for ejects_nothing in [3, 0, 1] {
+    for ejects_nothing in [3, 0, 1, 0x12] {
         rig.run(&start_stop(ejects_nothing), &[], 0).good();
     }
     rig.run_as(&other, &[0x1e, 0, 0, 0, 0, 0], &[], 0).good();
     rig.run(&start_stop(2), &[], 0).good();
     let gone = Sense::new(Key::NotReady, Code::NO_MEDIUM);
     assert_eq!(rig.run(&[0; 6], &[], 0).sense(), gone);
+    assert_eq!(rig.run(&[3, 0, 0, 0, 18, 0], &[], 18).good(), gone.to_bytes());
+    rig.run(&[0x12, 0, 0, 0, 36, 0], &[], 36).good();
+    rig.run(&start_stop(0), &[], 0).good();
     assert_eq!(rig.run(&start_stop(1), &[], 0).sense(), gone);
     rig.run(&start_stop(3), &[], 0).good();
     rig.run(&[0; 6], &[], 0).good();

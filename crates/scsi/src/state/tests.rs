@@ -70,13 +70,13 @@ fn what_reserve_has_reserved_and_what_is_prevented_move_along() {
     let ((from, _), (to, _)) = (unit(A), unit(B));
     from.state().reservations.reserve_unit(A).unwrap();
     from.state().preventing.push(A);
-    from.state().set_medium(Medium::Stopped);
+    from.state().set_ejected(true);
     from.set_write_cache(&from.state(), false);
     from.set_write_protect(true);
     moved(&from, &to).unwrap();
     let state = to.state();
     assert!(state.reservations.has_reserved_unit(B));
-    assert_eq!((&state.preventing[..], state.medium), (&[B][..], Medium::Stopped));
+    assert_eq!((&state.preventing[..], state.ejected), (&[B][..], true));
     drop(state);
     assert!(!to.write_cache() && to.write_protect());
     // A second time, as after a failed attempt.
@@ -102,17 +102,17 @@ fn what_others_have_reserved_is_theirs() {
     assert_eq!(moved(&from, &to), Err(UnitStateError::Reserved));
     assert_eq!(to.check(B, &from.save(A)), Err(UnitStateError::Reserved));
     assert_eq!(to.state().reservations.key_of(B), None, "nothing has changed");
-    to.state().set_medium(Medium::Stopped);
+    to.state().set_ejected(true);
     from.state().reservations = Default::default();
     from.state().reservations.reserve_unit(A).unwrap();
     assert_eq!(moved(&from, &to), Err(UnitStateError::Reserved), "a unit has either kind of reservations");
     from.state().reservations.release_unit(A).unwrap();
     moved(&from, &to).unwrap();
-    assert_eq!(to.state().medium, Medium::Stopped, "it is the other's, too");
+    assert!(to.state().ejected, "it is the other's, too");
     to.detach(other);
     moved(&from, &to).unwrap();
     assert!(to.state().reservations.is_registered(other));
-    assert_eq!(to.state().medium, Medium::Ready, "who has gone does not use it");
+    assert!(!to.state().ejected, "who has gone does not use it");
 }
 
 /// SPC-5, unregistering: every registrant holds a reservation that is for all of them.
@@ -163,16 +163,11 @@ fn a_reservation_that_is_for_all_is_joined_where_there_is_one_of_the_same_type_a
 #[test]
 fn a_state_that_no_unit_writes_is_none() {
     let (from, _) = unit(A);
-    for (kind, medium) in [Medium::Ready, Medium::Stopped, Medium::Ejected].into_iter().enumerate() {
-        from.state().set_medium(medium);
-        let bytes = from.save(A).to_bytes();
-        assert_eq!((bytes[24], UnitState::from_bytes(&bytes).map(|state| state.medium)), (kind as u8, Ok(medium)));
-    }
     let good = from.save(A).to_bytes();
-    let wrong: [(&str, &[(usize, u8)]); 11] = [
-        ("flag", &[(22, 1 << 6)]),
+    let wrong: [(&str, &[(usize, u8)]); 10] = [
+        ("flag", &[(22, 1 << 7)]),
         ("unit attention", &[(21, 1 << 2)]),
-        ("field", &[(25, 1)]),
+        ("field", &[(24, 1)]),
         ("field", &[(31, 1)]),
         // One that nobody holds; held without a type, and without one that there is; held, and reserved, by who may not.
         ("reservation", &[(8, 7), (23, 1)]),
@@ -181,7 +176,6 @@ fn a_state_that_no_unit_writes_is_none() {
         ("reservation", &[(8, 7), (22, HOLDS)]),
         ("reservation", &[(22, HOLDS), (23, 1)]),
         ("reservation", &[(8, 7), (22, RESERVED)]),
-        ("medium", &[(24, 3)]),
     ];
     for (what, changes) in wrong {
         let mut bytes = good;
@@ -196,10 +190,9 @@ proptest! {
         let mut bytes = bytes;
         if sane {
             bytes[21] &= 3;
-            bytes[22] &= 0x3f;
+            bytes[22] &= 0x7f;
             bytes[23] &= 7;
-            bytes[24] &= 3;
-            bytes[25..].fill(0);
+            bytes[24..].fill(0);
         }
         if let Ok(state) = UnitState::from_bytes(&bytes) {
             prop_assert_eq!(state.to_bytes(), bytes);

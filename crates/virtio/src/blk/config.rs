@@ -80,6 +80,11 @@ pub(super) const SPACE: usize = 60;
 /// Where `writeback` is.
 pub(super) const WRITEBACK: usize = 32;
 
+/// The most segments that are offered, as of a queue of 512. Windows' driver has requests of up to so many pages, whatever the
+/// number, and gives no more than 513 pieces of one to the device, without an error: what is in the others is taken for
+/// written (`NumberOfPhysicalBreaks` and `VirtIoBuildIo` in virtio-win's `viostor/virtio_stor.c`).
+const MAX_SEGMENTS: u32 = 510;
+
 impl BlkConfig {
     /// Checks it, and makes the answer to `GET_ID` of it.
     pub(super) fn check(&self) -> Result<[u8; SERIAL_BYTES], BlkError> {
@@ -111,7 +116,7 @@ impl BlkConfig {
         let blocks = self.physical_block_size / self.logical_block_size;
         put(0, &sectors.to_le_bytes());
         // seg_max: a header and a status go with the data.
-        put(12, &u32::from(self.queue_size - 2).to_le_bytes());
+        put(12, &u32::from(self.queue_size - 2).min(MAX_SEGMENTS).to_le_bytes());
         put(20, &self.logical_block_size.to_le_bytes());
         // topology: physical_block_exp, alignment_offset, min_io_size, opt_io_size; the last two in logical blocks.
         put(24, &[blocks.trailing_zeros() as u8, 0]);

@@ -429,9 +429,9 @@ fn writes_are_stable_at_once_when_the_driver_has_no_cache_to_flush() {
     assert!(!fua(F_FLUSH | F_CONFIG_WCE, None, false));
     assert!(fua(F_FLUSH | F_CONFIG_WCE, Some(0), false), "writeback off");
     assert!(!fua(F_FLUSH | F_CONFIG_WCE, Some(1), false));
-    // 5.2.5.2: CONFIG_WCE without FLUSH begins with writeback 0.
+    // 5.2.5.2: CONFIG_WCE without FLUSH begins with writeback 0. What it turns on it could not flush.
     assert!(fua(F_CONFIG_WCE, None, false));
-    assert!(!fua(F_CONFIG_WCE, Some(1), false));
+    assert!(fua(F_CONFIG_WCE, Some(1), false));
     // And what the operator asked for holds until the driver says otherwise.
     assert!(fua(F_FLUSH, None, true));
     assert!(fua(F_FLUSH | F_CONFIG_WCE, None, true));
@@ -439,18 +439,46 @@ fn writes_are_stable_at_once_when_the_driver_has_no_cache_to_flush() {
 }
 
 #[test]
-fn the_cache_mode_outlives_features_set_again_and_not_a_reset() {
-    let blk = Blk::new(config()).unwrap();
+fn the_cache_mode_that_a_driver_has_chosen_is_what_the_next_one_is_told_until_the_front_end_has_gone() {
+    let told = |blk: &Blk| {
+        let mut writeback = [0xff];
+        blk.read_config(32, &mut writeback);
+        writeback[0]
+    };
     let features = F_FLUSH | F_CONFIG_WCE;
-    blk.set_features(features).unwrap();
-    blk.write_config(32, &[0]).unwrap();
-    blk.set_features(features | EVENT_IDX).unwrap();
-    assert!(blk.is_write_through());
-    blk.reset();
-    blk.set_features(features).unwrap();
-    assert!(!blk.is_write_through());
+    for (writethrough, writeback) in [(false, 0), (true, 1)] {
+        let blk = Blk::new(BlkConfig { writethrough, ..config() }).unwrap();
+        assert_eq!(told(&blk), 1 - writeback);
+        blk.set_features(features).unwrap();
+        blk.write_config(32, &[writeback]).unwrap();
+        // Drivers of firmware and of a system, which begin anew with or without a reset.
+        for between in [0, F_FLUSH, F_CONFIG_WCE, features | EVENT_IDX] {
+            blk.set_features(between).unwrap();
+            let can_flush = between & F_FLUSH != 0;
+            assert!(can_flush || blk.is_write_through(), "nobody would flush");
+            assert_eq!(told(&blk), if between == F_CONFIG_WCE { 0 } else { writeback });
+            for reset in [false, true] {
+                if reset {
+                    blk.reset();
+                }
+                blk.set_features(features).unwrap();
+                assert_eq!((told(&blk), blk.is_write_through()), (writeback, writeback == 0), "after {between:#x}");
+            }
+        }
+        blk.write_config(32, &[1 - writeback]).unwrap();
+        assert_eq!((told(&blk), blk.is_write_through()), (1 - writeback, writeback == 1));
+        blk.write_config(32, &[writeback]).unwrap();
+        blk.forget_choices();
+        assert_eq!((told(&blk), blk.is_write_through()), (1 - writeback, writeback == 1), "as configured");
+    }
+}
+
+#[test]
+fn features_that_were_not_offered_are_refused_and_change_nothing() {
+    let blk = Blk::new(config()).unwrap();
+    blk.set_features(F_FLUSH).unwrap();
     assert_eq!(blk.set_features(1 << 40), Err(DriverError::NotOffered(1 << 40)));
-    assert_eq!(blk.acked_features(), features);
+    assert_eq!(blk.acked_features(), F_FLUSH);
 }
 
 #[test]

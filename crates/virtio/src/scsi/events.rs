@@ -36,9 +36,10 @@ pub(super) enum What {
 }
 
 impl Event {
-    fn to_bytes(event: Option<Self>, missed: bool) -> [u8; EVENT] {
+    /// As the driver reads it; `None` if some were missed.
+    fn to_bytes(event: Option<Self>) -> [u8; EVENT] {
         let (kind, reason) = match event.map(|event| event.what) {
-            None => (VIRTIO_SCSI_T_NO_EVENT, 0),
+            None => (VIRTIO_SCSI_T_NO_EVENT | VIRTIO_SCSI_T_EVENTS_MISSED, 0),
             Some(What::Added) => (VIRTIO_SCSI_T_TRANSPORT_RESET, VIRTIO_SCSI_EVT_RESET_RESCAN),
             Some(What::Removed) => (VIRTIO_SCSI_T_TRANSPORT_RESET, VIRTIO_SCSI_EVT_RESET_REMOVED),
             Some(What::Resized) => {
@@ -46,7 +47,6 @@ impl Event {
                 (VIRTIO_SCSI_T_PARAM_CHANGE, u32::from(code) | u32::from(qualifier) << 8)
             }
         };
-        let kind = if missed { kind | VIRTIO_SCSI_T_EVENTS_MISSED } else { kind };
         let mut bytes = [0; EVENT];
         bytes[..4].copy_from_slice(&kind.to_le_bytes());
         bytes[4..12].copy_from_slice(&event.map_or([0; 8], |event| event.address.to_bytes()));
@@ -105,13 +105,16 @@ impl Events {
         self.count(&pending);
     }
 
-    /// The next event, as the driver is to read it.
+    /// The next event, as the driver is to read it. That some were missed has a buffer of its own, behind those that were not:
+    /// Windows' driver knows no event with that bit, and leaves out what it says besides (`vioscsi/vioscsi.c` of virtio-win).
     fn take(&self) -> [u8; EVENT] {
         let mut pending = self.pending();
         let event = pending.events.pop_front();
-        let missed = std::mem::take(&mut pending.missed);
+        if event.is_none() {
+            pending.missed = false;
+        }
         self.count(&pending);
-        Event::to_bytes(event, missed)
+        Event::to_bytes(event)
     }
 
     /// Drops an event because the driver's buffer was too small for it.
@@ -123,8 +126,8 @@ impl Events {
     }
 
     fn count(&self, pending: &Pending) {
-        // To have missed some is one to report, where there is no other.
-        let count = pending.events.len().max(pending.missed.into());
+        // To have missed some is one to report.
+        let count = pending.events.len() + usize::from(pending.missed);
         self.count.store(count as u32, Ordering::Release);
     }
 

@@ -87,8 +87,9 @@ options! {
         request_timeout: Option<u32>, ValueType::Number(1, MOST_SECONDS, "seconds"), unset "nobody is told";
         /// Request queues; of vhost-user-scsi 254 at most, beside which it has a control and an event queue.
         num_queues: u16, ValueType::Number(1, MOST_QUEUES, "queues"), default 1;
-        /// The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A
-        /// client may set up rings of any size up to 1024. Egret's own for this type.
+        /// The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered, and by
+        /// vhost-user-blk of at most 510, which is what Windows' driver has room for. A client may set up rings of any size
+        /// up to 1024. Egret's own for this type.
         queue_size: u16, ValueType::PowerOfTwo(SMALLEST_QUEUE, LARGEST_QUEUE), default 128;
         /// Which I/O thread has which queues (`iothread-vq-mapping.0.iothread=a`), in the place of `iothread`: every
         /// thread once, and every queue once or no queue at all. Egret's own for exports.

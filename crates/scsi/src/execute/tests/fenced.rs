@@ -4,26 +4,26 @@ use super::*;
 
 /// SPC-5, PREEMPT AND ABORT service action: who is preempted changes nothing when that has ended.
 #[test]
-fn a_unit_is_not_stopped_by_a_nexus_that_was_preempted_while_it_wrote_the_cache() {
+fn a_medium_is_not_ejected_by_a_nexus_that_was_preempted_while_it_wrote_the_cache() {
     for comes_back in [false, true] {
         let (rig, a, b) = reserved();
-        let mut stop = Command::new();
-        assert!(is_disk(begin(&rig, &mut stop, &a, &[0x1b, 0, 0, 0, 0, 0], &[]), Op::Flush));
+        let mut eject = Command::new();
+        assert!(is_disk(begin(&rig, &mut eject, &a, &[0x1b, 0, 0, 0, 2, 0], &[]), Op::Flush));
         assert!(good(reserve_out(&rig, &mut Command::new(), &b, 5, 5, [2, 1])));
         if comes_back {
             come_back(&rig, &a);
         }
-        assert_eq!(step(&rig, &mut stop, &a, &[]), Step::refused(Status::ReservationConflict, None));
-        assert!(good(begin(&rig, &mut Command::new(), &b, &[0; 6], &[])), "it is ready");
+        assert_eq!(step(&rig, &mut eject, &a, &[]), Step::refused(Status::ReservationConflict, None));
+        assert!(good(begin(&rig, &mut Command::new(), &b, &[0; 6], &[])), "it is there");
     }
-    // Who was not is not kept from it, nor is anybody from starting it again.
+    // Who was not is not kept from it, nor is anybody from loading it again.
     let (rig, a, b) = reserved();
-    let mut stop = Command::new();
-    assert!(is_disk(begin(&rig, &mut stop, &a, &[0x1b, 0, 0, 0, 0, 0], &[]), Op::Flush));
-    assert!(good(step(&rig, &mut stop, &a, &[])));
+    let mut eject = Command::new();
+    assert!(is_disk(begin(&rig, &mut eject, &a, &[0x1b, 0, 0, 0, 2, 0], &[]), Op::Flush));
+    assert!(good(step(&rig, &mut eject, &a, &[])));
     assert!(good(reserve_out(&rig, &mut Command::new(), &b, 5, 5, [2, 1])));
     a.take_attention();
-    assert!(good(begin(&rig, &mut Command::new(), &a, &[0x1b, 0, 0, 0, 1, 0], &[])));
+    assert!(good(begin(&rig, &mut Command::new(), &a, &[0x1b, 0, 0, 0, 3, 0], &[])));
     assert!(good(begin(&rig, &mut Command::new(), &b, &[0; 6], &[])));
 }
 

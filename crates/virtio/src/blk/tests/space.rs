@@ -31,6 +31,14 @@ fn says_what_the_disk_is() {
 }
 
 #[test]
+fn no_more_segments_are_offered_than_a_request_of_windows_driver_has_room_for() {
+    for (queue_size, seg_max) in [(4, 2), (256, 254), (512, 510), (1024, 510), (1 << 15, 510)] {
+        let blk = Blk::new(BlkConfig { queue_size, ..config() }).unwrap();
+        assert_eq!(le32(&space(&blk), 12), seg_max, "of a queue of {queue_size}");
+    }
+}
+
+#[test]
 fn reads_at_any_offset_and_as_zeroes_past_its_end() {
     let blk = Blk::new(config()).unwrap();
     let all = space(&blk);

@@ -11,6 +11,7 @@ fn event(line: &mut Line) -> (u32, [u8; 8], u32) {
     (word(0), bytes[4..12].try_into().unwrap(), word(12))
 }
 
+const NO_EVENT: u32 = 0;
 const MISSED: u32 = 1 << 31;
 const TRANSPORT_RESET: u32 = 1;
 const PARAM_CHANGE: u32 = 3;
@@ -51,19 +52,28 @@ fn a_disk_that_grows_is_news_of_the_units_that_have_it_and_none_of_the_configura
 }
 
 #[test]
-fn a_driver_that_lags_behind_hears_that_it_has_missed_something() {
+fn a_driver_that_lags_behind_hears_what_was_kept_and_then_that_it_has_missed_something() {
     let scsi = device();
     let mut line = Line::new(&scsi, 1);
     for bytes in 1..=100 {
         scsi.resize(if bytes % 2 == 0 { FIRST } else { FAR }, bytes << 20);
     }
-    assert_eq!(scsi.events.len(), 64);
-    assert_eq!(event(&mut line).0, PARAM_CHANGE | MISSED);
-    assert_eq!(event(&mut line).0, PARAM_CHANGE);
+    let some_were_missed = (NO_EVENT | MISSED, [0; 8], 0);
+    assert_eq!(scsi.events.len(), 64 + 1);
+    for _ in 0..64 {
+        assert_eq!(event(&mut line).0, PARAM_CHANGE);
+    }
+    assert!(line.model.takes_chains(), "whenever it has a buffer again");
+    assert_eq!(event(&mut line), some_were_missed);
+    assert_eq!(scsi.events.len(), 0);
     // A buffer that is too small is one event less.
+    for bytes in 101..=103 {
+        scsi.resize(if bytes % 2 == 0 { FIRST } else { FAR }, bytes << 20);
+    }
     let next = line.offer(&[], &[piece(BUFFER, 15)]);
     assert!(matches!(next, Ok(Next::Complete(Completed { written: 0, .. }))));
-    assert_eq!(event(&mut line).0, PARAM_CHANGE | MISSED);
+    assert_eq!([(); 3].map(|()| event(&mut line).0), [PARAM_CHANGE, PARAM_CHANGE, NO_EVENT | MISSED]);
+    scsi.resize(FIRST, 104 << 20);
     scsi.reset();
     assert_eq!(scsi.events.len(), 0);
 }
