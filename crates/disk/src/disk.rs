@@ -55,8 +55,8 @@ pub struct Disk {
     syncs: Syncs,
     /// The one whose place it has taken.
     predecessor: Predecessor,
-    /// How many have it active.
-    users: Mutex<usize>,
+    /// Those who have it active.
+    users: Mutex<active::Users>,
     standing: Arc<Standing>,
 }
 

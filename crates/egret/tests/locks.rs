@@ -797,7 +797,11 @@ fn an_image_can_be_locked_by_hand_before_a_guest_comes_and_is_until_it_is_given_
     let mut guest = Guest::boot(&here.socket);
     guest.read_honestly();
     let refused = here.qmp.fail(SET, set(false));
-    assert_eq!(refused, "blockdev 'd0': rings of export 'e0' run; it is inactive when its guest has stopped");
+    assert_eq!(
+        refused,
+        "blockdev 'd0': rings of export 'e0' run; they stop with its guest, or with its virtual machine monitor if the \
+         guest has stopped while no daemon was there"
+    );
     guest.stop();
     let reopened = json!({"driver": "file", "node-name": "d0", "filename": image, "aio": "io_uring"});
     here.qmp.run("blockdev-reopen", json!({"options": [reopened]}));

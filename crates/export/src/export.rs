@@ -19,7 +19,7 @@ use crate::errors::{ErrorHandling, ErrorPolicy};
 use crate::listener::{Address, ListenError, Listener};
 use crate::nbd::Offer;
 use crate::protocol::Connection;
-use crate::queues::{QueueCounts, Shared, lock, write_out};
+use crate::queues::{QueueCounts, Shared, lock, write_out_last};
 use crate::session::Session;
 use crate::socket::Access;
 use crate::source::Worker;
@@ -264,7 +264,7 @@ impl Export {
     pub fn end_and_write_out(self) -> Vec<Active> {
         let log = self.shared.shared_log();
         let unwritten = self.end().into_iter();
-        unwritten.filter(|active| !write_out(active.disk(), &log)).collect()
+        unwritten.filter_map(|active| write_out_last(active, &log)).collect()
     }
 
     /// Ends the client's session, if there is one, when its queues are drained; the address is free afterwards.

@@ -13,7 +13,7 @@ use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
 
 use crate::export::{DeviceType, Export, ExportConfig, ExportError};
 use crate::peer_log::PeerLog;
-use crate::queues::{RunningQueue, lock, write_out};
+use crate::queues::{RunningQueue, lock, write_out_last};
 use crate::source::Worker;
 
 pub use egret_scsi::{Change, ConfigError, DiscardConfig, Keeper, LogicalUnit, LunConfig, Naa, NexusId, Registered};
@@ -95,7 +95,10 @@ impl Export {
         match scsi.add(lun) {
             Ok(()) => {
                 put(&mut queues.disks, key, Some(disk));
-                queues.active.iter_mut().for_each(|all| all.extend(active.take().map(|active| (key, active))));
+                if let (Some(all), Some(mut active)) = (&mut queues.active, active) {
+                    active.serve();
+                    all.push((key, active));
+                }
             }
             Err(e) => {
                 detach(&attached, key);
@@ -178,12 +181,13 @@ pub struct LeavingDisk {
 
 impl LeavingDisk {
     /// Waits until the last of its requests has ended, and no queue has the disk any more. Then it is written out, for whoever
-    /// has it next; if that fails it is returned as it is, active, because that one would not find what was written.
+    /// has it next, unless others serve it still. If that fails it is returned as it is, active, because that one would not find
+    /// what was written.
     #[must_use]
     pub fn wait(self) -> Option<Active> {
         // Nobody sends: it is over when every sender has been dropped.
         let _ = self.left.recv();
-        self.active.filter(|active| !write_out(active.disk(), &self.log))
+        self.active.and_then(|active| write_out_last(active, &self.log))
     }
 }
 

@@ -142,8 +142,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Lets go of a disk that is not served here any more: written out, unless somebody else serves it. Returned is one that stays
+/// active, because that failed.
+pub(crate) fn write_out_last(mut active: Active, log: &PeerLog) -> Option<Active> {
+    (active.leave() && !write_out(active.disk(), log)).then_some(active)
+}
+
 /// Has what was written to a disk written out, if it is left to others then. Returns whether it may be; the log says why not.
-pub(crate) fn write_out(disk: &Disk, log: &PeerLog) -> bool {
+fn write_out(disk: &Disk, log: &PeerLog) -> bool {
     let written = if disk.options().allow_inactive { disk.write_out() } else { Ok(()) };
     if let Err(e) = &written {
         log.warn(format_args!("blockdev '{}' stays locked: the last flush failed: {e}", disk.node_name()));
@@ -377,7 +383,7 @@ impl Shared {
             };
             // Without the lock, which others' changes wait for: it may take as long as a disk does not answer.
             let active = disks.into_iter().map(|(key, disk)| Ok((key, disk.activate()?)));
-            let active = active.collect::<Result<Vec<_>, OpenError>>()?;
+            let mut active = active.collect::<Result<Vec<_>, OpenError>>()?;
             let mut queues = lock(&self.queues);
             let are_the_same = |((key, active), (of, disk)): (&(DiskKey, Active), (DiskKey, &Arc<Disk>))| {
                 *key == of && Arc::ptr_eq(active.disk(), disk)
@@ -394,23 +400,24 @@ impl Shared {
             if news.count() > 0 {
                 self.set_news(true);
             }
+            active.iter_mut().for_each(|(_, active)| active.serve());
             queues.active = Some(active);
             queues.unwritten.clear();
             return Ok(());
         }
     }
 
-    /// Lets others have the disks, because no ring runs and none is about to. One whose writes cannot be written out stays
-    /// active.
+    /// Lets others have the disks, because no ring runs and none is about to. One that others serve they write out when they
+    /// are the last to leave. One whose writes cannot be written out stays active.
     pub(crate) fn deactivate(&self) {
         let (mut written, mut unwritten): (Vec<Arc<Disk>>, Vec<Arc<Disk>>) = Default::default();
         let is_of = |disks: &[Arc<Disk>], active: &Active| disks.iter().any(|disk| Arc::ptr_eq(disk, active.disk()));
         loop {
             let next: Vec<_> = {
                 let mut queues = lock(&self.queues);
-                let active = queues.active.iter().flatten().map(|(_, active)| active);
+                let active = queues.active.iter_mut().flatten().map(|(_, active)| active);
                 let next = active.filter(|active| !is_of(&written, active) && !is_of(&unwritten, active));
-                let next: Vec<_> = next.map(|active| Arc::clone(active.disk())).collect();
+                let next: Vec<_> = next.map(|active| (active.leave(), Arc::clone(active.disk()))).collect();
                 if next.is_empty() {
                     let active = queues.active.take().unwrap_or_default();
                     let (stay, go) = active.into_iter().partition(|(_, active)| is_of(&unwritten, active));
@@ -422,8 +429,8 @@ impl Shared {
                 next
             };
             // Meanwhile there may come others.
-            for disk in next {
-                let done = if write_out(&disk, &self.log) { &mut written } else { &mut unwritten };
+            for (is_last, disk) in next {
+                let done = if !is_last || write_out(&disk, &self.log) { &mut written } else { &mut unwritten };
                 done.push(disk);
             }
         }

@@ -67,11 +67,8 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
             if let DeviceType::Nbd(offer) = &export.device {
                 offer.set_disk(&disk);
             }
-            let active = queues.active_disks().find(|(of, _)| *of == key);
-            if let Some((_, active)) = active
-                && let Ok(new) = disk.activate()
-            {
-                *active = new;
+            if let Some((_, active)) = queues.active_disks().find(|(of, _)| *of == key) {
+                active.hand_over(&disk);
             }
             queues.disks[key.0 as usize] = Some(disk);
         }

@@ -19,6 +19,7 @@ use egret_vring::memory::Region;
 use egret_vring::ring::{Inflight, InflightConfig};
 use egret_vring::vhost_user::F_LOG_ALL;
 
+use peer::gate::{Gate, SIZE};
 use peer::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -518,6 +519,28 @@ fn a_disk_that_may_be_inactive_is_active_while_rings_run_and_its_client_is_told_
         assert_eq!((disk.is_active(), export.has_active_disks()), (false, false));
         let elsewhere = Arc::new(Disk::open(&options).unwrap());
         drop(elsewhere.activate().expect("nobody has it locked"));
+    }
+}
+
+#[test]
+fn a_disk_of_two_exports_is_written_out_by_the_one_whose_rings_are_the_last_to_stop() {
+    let io = IoThread::start();
+    let gate = Gate::new();
+    let disk = Arc::new(Disk::open(&Options { allow_inactive: true, ..gate.options() }).unwrap());
+    let mut guests = [(); 2].map(|()| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let config = export_config(Address::Fd(theirs.into()));
+        let export = Export::start(config, blk_config(SIZE, 3), Arc::clone(&disk), vec![io.0.clone()]).unwrap();
+        let mut peer = Peer(ours);
+        peer.agree();
+        (peer, export)
+    });
+    for (round, [first, last]) in [(1, [0, 1]), (2, [1, 0])] {
+        let _rings = guests.each_mut().map(|(peer, _)| start_ring(peer, 0));
+        guests[first].0.ask(GET_VRING_BASE, &words(&[0, 0])).unwrap();
+        assert_eq!((gate.flushed(), disk.is_active()), (round - 1, true));
+        guests[last].0.ask(GET_VRING_BASE, &words(&[0, 0])).unwrap();
+        assert_eq!((gate.flushed(), disk.is_active()), (round, false));
     }
 }
 

@@ -139,7 +139,7 @@ impl Remote for NbdDisk {
     fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
         let shared = self.shared().map_err(|e| EngineError::Remote(e.to_string()))?;
         let mut state = shared.state();
-        if !state.engines.is_empty() && !shared.takes_several(&state.export) {
+        if shared.is_taken(&state) {
             return Err(EngineError::Remote(format!(
                 "'{}': the server does not say that a flush on one connection is for what was written on others \
                  (NBD_FLAG_CAN_MULTI_CONN), so that one I/O thread has to serve all of the disk; name one iothread",
@@ -172,8 +172,7 @@ impl Remote for NbdDisk {
         if !shared.is_changed.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        let flushed = shared.run(FLUSH_PATIENCE, Shared::flush).and_then(|flushed| flushed);
-        flushed.map_err(|e| {
+        shared.flush_alone().map_err(|e| {
             shared.note_change();
             Errno::from_io_error(&e).unwrap_or(Errno::IO)
         })
@@ -217,6 +216,11 @@ impl Shared {
         self.target.read_only || export.has(export_flag::CAN_MULTI_CONN)
     }
 
+    /// Whether an engine has the one connection that there may be.
+    fn is_taken(&self, state: &State) -> bool {
+        !state.engines.is_empty() && !self.takes_several(&state.export)
+    }
+
     /// Has a connection made for an engine.
     pub(crate) fn wish(&self, line: &Arc<Line>) {
         self.tell(Message::Connect(Arc::downgrade(line)));
@@ -239,7 +243,7 @@ impl Shared {
 
     fn ask_size(&self) -> io::Result<u64> {
         let mut state = self.state();
-        if !state.engines.is_empty() && !self.takes_several(&state.export) {
+        if self.is_taken(&state) {
             // The server takes no other connection, and says it when there is a new one.
             return Ok(state.export.size);
         }
@@ -285,19 +289,32 @@ impl Shared {
         Ok(size)
     }
 
-    fn flush(&self) -> io::Result<()> {
+    /// Has the connector flush what was written, as soon as no engine keeps it from that.
+    fn flush_alone(&self) -> io::Result<()> {
         let deadline = Instant::now() + FLUSH_PATIENCE;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let must_wait = |state: &mut State| self.is_taken(state) && state.export.has(export_flag::SEND_FLUSH);
+        loop {
+            // Its connection comes back with the engine. Not on the connector's thread, which connects that engine meanwhile.
+            let waited = self.left.wait_timeout_while(self.state(), left(), must_wait);
+            if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match self.run(left(), move |shared| shared.flush(deadline))? {
+                // There is another engine.
+                Err(e) if e.kind() == io::ErrorKind::ResourceBusy => {}
+                flushed => return flushed,
+            }
+        }
+    }
+
+    fn flush(&self, deadline: Instant) -> io::Result<()> {
         let mut state = self.state();
         if !state.export.has(export_flag::SEND_FLUSH) {
             return Ok(());
         }
-        if !self.takes_several(&state.export) {
-            // Its connection comes back with the engine.
-            let waited = self.left.wait_timeout_while(state, FLUSH_PATIENCE, |state| !state.engines.is_empty());
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        if !state.engines.is_empty() && !self.takes_several(&state.export) {
-            return Err(io::ErrorKind::TimedOut.into());
+        if self.is_taken(&state) {
+            return Err(io::ErrorKind::ResourceBusy.into());
         }
         let idle = state.idle.take();
         drop(state);

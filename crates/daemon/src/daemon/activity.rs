@@ -40,7 +40,11 @@ impl Daemon {
             return Ok(());
         }
         if let Some(user) = self.active_export_of(name) {
-            return failed(format!("rings of export '{}' run; it is inactive when its guest has stopped", user.id));
+            return failed(format!(
+                "rings of export '{}' run; they stop with its guest, or with its virtual machine monitor if the guest has \
+                 stopped while no daemon was there",
+                user.id
+            ));
         }
         if disk.is_active() {
             // Requests may be in flight in what has been deleted, which nobody sees any more, and has the image until they end.

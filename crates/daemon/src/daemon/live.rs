@@ -103,9 +103,7 @@ impl Daemon {
             // another disk, say: then nobody unlocks this one but who had it active last, which is here.
             let _until_handed_over = new.is_active().then(|| new.activate());
             for held in [self.held.get_mut(&name), self.unwritten.get_mut(&name)].into_iter().flatten() {
-                if let Ok(active) = new.activate() {
-                    *held = active;
-                }
+                held.hand_over(&new);
             }
             self.disks.insert(name, new);
         }

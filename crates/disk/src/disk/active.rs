@@ -8,7 +8,10 @@
 //!       ▲                                                             │
 //!       └───────── the last of them is gone: gives the locks back ────┘
 //! ```
+//!
+//! Before that what was written is written out, by the last of those through which requests came.
 
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -22,7 +25,18 @@ use crate::options::{Driver, Locking};
 
 /// Keeps a disk active until it is dropped.
 #[derive(Debug)]
-pub struct Active(Arc<Disk>);
+pub struct Active {
+    disk: Arc<Disk>,
+    serves: bool,
+}
+
+/// Who has a disk active.
+#[derive(Debug, Default)]
+pub(super) struct Users {
+    all: usize,
+    /// Of those, who has it written out when it leaves, or leaves that to another of them.
+    serving: usize,
+}
 
 /// What of a disk changes without its owner's doing, for those who only look: it does not keep the disk open.
 #[derive(Debug, Default)]
@@ -57,9 +71,9 @@ impl Disk {
             self.become_active().map_err(|cause| self.error(cause))?;
             self.standing.is_active.store(true, Ordering::Release);
         }
-        *users += 1;
+        users.all += 1;
         drop(users);
-        Ok(Active(Arc::clone(self)))
+        Ok(Active { disk: Arc::clone(self), serves: false })
     }
 
     /// Whether its image is locked, as far as it is to be locked at all.
@@ -148,7 +162,7 @@ impl Disk {
         }
     }
 
-    fn users(&self) -> MutexGuard<'_, usize> {
+    fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -167,16 +181,42 @@ impl Drop for LockedForNow<'_> {
 impl Active {
     /// The disk.
     pub const fn disk(&self) -> &Arc<Disk> {
-        &self.0
+        &self.disk
+    }
+
+    /// Requests come from here on, until it [leaves](Self::leave).
+    pub fn serve(&mut self) {
+        if !mem::replace(&mut self.serves, true) {
+            self.disk.users().serving += 1;
+        }
+    }
+
+    /// The last of its requests has ended. Returns whether the disk is to be [written out](Disk::write_out) before this is
+    /// dropped; if not, somebody serves it still who will be the one to do that.
+    #[must_use = "nobody else has it written out"]
+    pub fn leave(&mut self) -> bool {
+        let mut users = self.disk.users();
+        users.serving -= usize::from(mem::take(&mut self.serves));
+        users.serving == 0
+    }
+
+    /// Has a disk active that takes this one's place, and serves it if this one is served. If that cannot be, this stays.
+    pub fn hand_over(&mut self, to: &Arc<Disk>) {
+        let Ok(mut next) = to.activate() else { return };
+        if self.serves {
+            next.serve();
+        }
+        *self = next;
     }
 }
 
 impl Drop for Active {
     fn drop(&mut self) {
-        let Self(disk) = self;
+        let Self { disk, serves } = self;
         let mut users = disk.users();
-        *users -= 1;
-        if *users == 0 && disk.options.allow_inactive {
+        users.all -= 1;
+        users.serving -= usize::from(*serves);
+        if users.all == 0 && disk.options.allow_inactive {
             disk.unlock();
             disk.standing.is_active.store(false, Ordering::Release);
         }

@@ -129,6 +129,35 @@ fn one_that_is_reopened_while_it_is_active_stays_so_and_one_that_is_not_does_not
 }
 
 #[test]
+fn of_those_who_serve_a_disk_the_last_to_leave_is_to_have_it_written_out_though_others_have_it_active() {
+    let shared = Shared::new(&[0; 65536]);
+    let disk = shared.open();
+    let _held = disk.activate().unwrap();
+    let served = |disk: &Arc<Disk>| {
+        let mut active = disk.activate().unwrap();
+        active.serve();
+        active
+    };
+    let [mut first, mut second, gone] = [served(&disk), served(&disk), served(&disk)];
+    second.serve();
+    drop(gone);
+    assert!(!first.leave());
+    assert!(second.leave(), "the other one is about to go, though it is there");
+    assert!(first.leave(), "nobody serves it by now");
+    first.serve();
+    assert!(!second.leave(), "once more");
+
+    // One that is served is so in the place of another, too.
+    let new = shared.open();
+    new.share_locks_of(&disk).unwrap();
+    second.hand_over(&new);
+    assert!(second.leave());
+    first.hand_over(&new);
+    assert!(!second.leave() && first.leave());
+    assert!(disk.activate().unwrap().leave());
+}
+
+#[test]
 fn a_disk_without_an_image_is_active_whenever_it_is_to_be() {
     let driver = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: false };
     let disk = Arc::new(Disk::open(&Options { allow_inactive: true, ..Options::new("null", driver) }).unwrap());

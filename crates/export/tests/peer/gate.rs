@@ -38,17 +38,24 @@ struct State {
     kept: AtomicUsize,
     /// What engines were given to do since that was last asked for.
     given: Mutex<Vec<Op>>,
+    /// How often it was flushed by no engine.
+    flushed: AtomicUsize,
 }
 
 impl Gate {
     pub fn new() -> Self {
-        let (is_open, is_full, kept, given) = Default::default();
-        Self(Arc::new(State { is_open, made: Instant::now(), is_full, kept, given }))
+        let (is_open, is_full, kept, given, flushed) = Default::default();
+        Self(Arc::new(State { is_open, made: Instant::now(), is_full, kept, given, flushed }))
     }
 
     /// A disk behind it, of zeroes: a read leaves its memory as it is.
     pub fn disk(&self) -> Arc<Disk> {
-        Arc::new(Disk::open(&Options::new("gated", Driver::Remote(RemoteDisk::new(self.clone())))).unwrap())
+        Arc::new(Disk::open(&self.options()).unwrap())
+    }
+
+    /// What it is opened with.
+    pub fn options(&self) -> Options {
+        Options::new("gated", Driver::Remote(RemoteDisk::new(self.clone())))
     }
 
     /// Lets go of everything, and keeps nothing from here on.
@@ -78,6 +85,11 @@ impl Gate {
     /// What it was given to do since this was last asked, in order.
     pub fn take_given(&self) -> Vec<Op> {
         std::mem::take(&mut *self.0.given.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How often it was flushed by no engine.
+    pub fn flushed(&self) -> usize {
+        self.0.flushed.load(Ordering::Relaxed)
     }
 
     /// Waits until it keeps so many requests.
@@ -118,6 +130,7 @@ impl Remote for Gate {
     }
 
     fn flush(&self) -> Result<(), Errno> {
+        self.0.flushed.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }

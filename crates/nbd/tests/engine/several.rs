@@ -308,6 +308,35 @@ fn what_is_flushed_while_nobody_serves_it_is_flushed_over_another_connection_whe
 }
 
 #[test]
+fn an_io_thread_is_connected_again_while_who_flushes_the_disk_waits_for_it_to_leave() {
+    let server = Server::new();
+    let says = Says::default().without(export_flag::CAN_MULTI_CONN);
+    let serve = |mut peer: Peer, expected| {
+        let (request, _) = peer.request();
+        assert_eq!(request.command, expected);
+        peer.done(&request);
+        peer
+    };
+    let (disk, peer) = opened(&server, says, server.target(60_000));
+    let disk = disk.unwrap();
+    let mut rig = Rig::new(&disk).unwrap();
+    let (before, after) = (rig.write(0, &[1; 512]), rig.write(512, &[2; 512]));
+    rig.submit();
+    let peer = serve(peer, command::WRITE);
+    assert_eq!(rig.wait(before).0, Ok(()));
+    std::thread::scope(|scope| {
+        let flushing = scope.spawn(|| disk.flush().map_err(|e| e.to_string()));
+        drop(peer);
+        let serving = scope.spawn(|| serve(server.accept(says), command::WRITE));
+        assert_eq!(rig.wait(after).0, Ok(()));
+        let peer = serving.join().unwrap();
+        drop(rig);
+        let _peer = serve(peer, command::FLUSH);
+        assert_eq!(flushing.join().unwrap(), Ok(()));
+    });
+}
+
+#[test]
 fn an_io_thread_that_comes_after_the_server_was_restarted_waits_for_a_connection_to_it() {
     let server = Server::new();
     let (disk, peer) = opened(&server, Says::default(), server.target(0));
