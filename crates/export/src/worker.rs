@@ -11,6 +11,7 @@ use std::mem;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::task::Wake;
 
 use egret_disk::{Completion, Disk, DiskSlot, Ended, EngineError, EngineSet, Pinning, Request, RequestToken};
 use egret_event_loop::{ClockReads, LoopHandle, Nanos, Signals, SourceId, Turn, clock};
@@ -527,6 +528,12 @@ impl QueueWorker {
         }
     }
 
+    /// Has the queue dispatched in the next turn.
+    #[cold]
+    fn dispatch_again(&self) {
+        self.alarm.iter().for_each(|alarm| alarm.wake_by_ref());
+    }
+
     /// Has the queue dispatched at `deadline`, or before: whoever asks for it asks again then.
     #[cold]
     fn wake_at(&mut self, turn: &mut Turn<'_, Worker>, deadline: Nanos) {
@@ -605,11 +612,13 @@ impl QueueWorker {
         if self.stopped.is || self.errors.is_stopped() {
             self.attend_stop(engines, turn);
         }
-        if !self.follow_ups.is_empty() {
+        if !self.follow_ups.is_empty() || !self.taken_back.is_empty() {
             self.push_follow_ups(engines, turn.now());
-        }
-        if !self.taken_back.is_empty() {
             self.take_up_again(engines, turn.now());
+            // What it tries may have ended there, and nothing else tells of that.
+            if self.stopped.is {
+                self.dispatch_again();
+            }
         }
         if self.fds.kick.is_none() {
             self.look_again(turn);

@@ -9,8 +9,6 @@
 //!
 //! None of this runs where no disk has limits.
 
-use std::task::Wake;
-
 use egret_disk::{EngineSet, Request};
 use egret_event_loop::Nanos;
 use egret_virtio::DiskKey;
@@ -51,10 +49,8 @@ impl QueueWorker {
             let Some((key, request)) = self.taken_back.pop_front() else { break };
             self.take_up(engines, key, request, now);
         }
-        if !self.taken_back.is_empty()
-            && let Some(alarm) = &self.alarm
-        {
-            alarm.wake_by_ref();
+        if !self.taken_back.is_empty() {
+            self.dispatch_again();
         }
     }
 }

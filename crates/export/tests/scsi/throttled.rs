@@ -1,12 +1,16 @@
 //! Commands that wait for their disk's limits, and others' that wait for them.
 
-use egret_disk::{Limit, Limits, Rates, ThrottleGroup};
+use std::sync::Arc;
+
+use egret_disk::{Disk, Driver, Limit, Limits, Options, Rates, ThrottleGroup};
 use egret_event_loop::Nanos;
+use egret_export::IoStatus;
+use rustix::io::Errno;
 
 use crate::machine::*;
 use crate::peer::await_that;
 use crate::stopped::{
-    COMPARE_AND_WRITE, RESERVATION_CONFLICT, Shared, WRITE, reserve_out, run_with, send_with, status,
+    COMPARE_AND_WRITE, RESERVATION_CONFLICT, Shared, WRITE, failing_writes, reserve_out, run_with, send_with, status,
 };
 use crate::waiting::response;
 
@@ -99,4 +103,23 @@ fn a_compare_and_write_compares_before_writes_that_wait_for_limits_and_those_are
     assert_eq!(shared.exports[0].stats().in_flight, MANY - 1);
     set_limits(&shared, None);
     end_alike(&mut shared, 0);
+}
+
+#[test]
+fn an_export_goes_on_when_what_it_tries_is_ended_while_that_waits_for_limits() {
+    let blkdebug = failing_writes(Errno::NOSPC, Some(1));
+    let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
+    let disk = Disk::open(&Options { blkdebug, ..Options::new("full", driver) }).unwrap();
+    let mut shared = Shared::of(Arc::new(disk), tempfile::tempfile().unwrap(), false);
+    let bytes = Rates { write: Limit { average: 1, ..Limit::default() }, ..Rates::default() };
+    set_limits(&shared, Some(Limits { bytes, ..Limits::default() }));
+    let ([first, _], [one, _]) = (&mut shared.machines, &shared.exports);
+    send_with(first, 0, &WRITE, &[0; 512]);
+    await_that("it to fail", || one.stats().waiting == 1);
+    await_that("it to be tried", || one.stats().waiting == 0);
+    first.manage(ABORT_TASK_SET);
+    assert_eq!(first.managed(), 0);
+    first.reap(REQUESTS);
+    assert_eq!(response(first, REQUESTS, 0), 2);
+    await_that("the export to go on", || one.errors().status() == IoStatus::Ok);
 }
