@@ -156,6 +156,8 @@ pub(crate) struct QueueWorker {
     follow_ups: Vec<(DiskKey, Request<Buffers>)>,
     /// Requests that held up others while they waited for limits, to be taken up again.
     taken_back: VecDeque<(DiskKey, Request<Buffers>)>,
+    /// The limits may keep places of such requests.
+    keeps_places: bool,
     /// The loop that it is to be attached to.
     home: Option<LoopHandle<Worker>>,
     /// Rings when waiting chains may go on; there is one while the worker is attached.
@@ -243,6 +245,7 @@ impl QueueWorker {
             iovecs: 0,
             follow_ups: Vec::new(),
             taken_back: VecDeque::new(),
+            keeps_places: false,
             home: None,
             alarm: None,
             phase: Phase::Running,
@@ -619,6 +622,10 @@ impl QueueWorker {
             if self.stopped.is {
                 self.dispatch_again();
             }
+        }
+        // Before their heads are others'.
+        if self.keeps_places {
+            self.give_up_places(engines);
         }
         if self.fds.kick.is_none() {
             self.look_again(turn);

@@ -5,11 +5,12 @@
 //! ```
 //!
 //! What is suspended and readmitted may be another request of its command then, or none: that of a guest which has been
-//! preempted meanwhile is not done, nor what is aborted.
+//! preempted meanwhile is not done, nor what is aborted. One that comes to the limits again as it was has its turn there as if it
+//! had stayed, however often others go before it; of one that does not come again its place is given up.
 //!
 //! None of this runs where no disk has limits.
 
-use egret_disk::{EngineSet, Request};
+use egret_disk::{DiskSlot, EngineSet, Request};
 use egret_event_loop::Nanos;
 use egret_virtio::DiskKey;
 
@@ -33,6 +34,7 @@ impl QueueWorker {
             });
             // They are to be told of the next who waits, as they were of this one.
             left.into_iter().for_each(|head| self.model.may_wait(head));
+            self.keeps_places |= !taken.is_empty();
             for request in taken {
                 let Request { op, offset, len, buffers, token } = request;
                 let mut request = Request { op, offset, len, buffers: self.queue.take_back(buffers), token };
@@ -52,5 +54,13 @@ impl QueueWorker {
         if !self.taken_back.is_empty() {
             self.dispatch_again();
         }
+    }
+
+    /// Gives up the places of those whose commands have ended.
+    #[cold]
+    pub(super) fn give_up_places(&mut self, engines: &mut EngineSet) {
+        let Self { queue, disks, .. } = self;
+        let mut keeps = |slot: &DiskSlot| engines.keep_places(*slot, |token| queue.is_in_flight(token.slot()));
+        self.keeps_places = disks.slots.iter().flatten().filter(|slot| keeps(slot)).count() > 0;
     }
 }

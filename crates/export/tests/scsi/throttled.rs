@@ -12,7 +12,7 @@ use crate::peer::await_that;
 use crate::stopped::{
     COMPARE_AND_WRITE, RESERVATION_CONFLICT, Shared, WRITE, failing_writes, reserve_out, run_with, send_with, status,
 };
-use crate::waiting::response;
+use crate::waiting::{Sent, response, written};
 
 /// So many writes, as a ring has room for.
 const MANY: u64 = 5;
@@ -122,4 +122,45 @@ fn an_export_goes_on_when_what_it_tries_is_ended_while_that_waits_for_limits() {
     first.reap(REQUESTS);
     assert_eq!(response(first, REQUESTS, 0), 2);
     await_that("the export to go on", || one.errors().status() == IoStatus::Ok);
+}
+
+#[test]
+fn a_write_that_waits_for_limits_has_its_turn_among_however_many_compare_and_writes() {
+    const AT_A_TIME: u64 = 4;
+    // Each waits for a lock of those before it, or for nobody.
+    for lba in [|_| 0, |place: u64| 1 + place as u8] as [fn(u64) -> u8; 2] {
+        let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
+        let disk = Arc::new(Disk::open(&Options::new("limited", driver)).unwrap());
+        let mut shared = Shared::of(disk, tempfile::tempfile().unwrap(), false);
+        let requests = Rates { write: Limit { average: 100, ..Limit::default() }, ..Rates::default() };
+        set_limits(&shared, Some(Limits { requests, ..Limits::default() }));
+        let [first, second] = &mut shared.machines;
+        let send = |first: &mut Machine, place| {
+            let mut cdb = COMPARE_AND_WRITE;
+            cdb[9] = lba(place);
+            let sent = Sent { queue: REQUESTS, place, at: FIRST, cdb: &cdb, data_out: 1024, data_in: 0 };
+            let (readable, writable) = written(first, &sent);
+            let ring = &mut first.rings[REQUESTS as usize];
+            ring.driver.add(&readable, &writable, place).unwrap();
+            if ring.driver.publish() {
+                ring.kick();
+            }
+        };
+        (0..AT_A_TIME).for_each(|place| send(first, place));
+        let go_on = |first: &mut Machine| {
+            let place = first.reap(REQUESTS).token;
+            assert_eq!(status(first, place), 0);
+            send(first, place);
+        };
+        // What may come at once has come by then.
+        (0..20).for_each(|_| go_on(first));
+        send_with(second, 0, &write(0), &[0; 512]);
+        // Those before it are four, and its thread may be late.
+        assert!((0..200).any(|_| {
+            go_on(first);
+            second.rings[REQUESTS as usize].driver.has_used()
+        }));
+        second.reap(REQUESTS);
+        assert_eq!(status(second, 0), 0);
+    }
 }

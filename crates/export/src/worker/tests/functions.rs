@@ -276,6 +276,7 @@ fn a_function_ends_what_waits_for_limits_though_there_is_no_room_to_pop_the_rest
     }
     machine.turns();
     assert_eq!(machine.managed(answer), OK);
+    assert!(!queue(&mut machine.io, id).keeps_places, "nobody waits for them in the limits");
 }
 
 #[test]
