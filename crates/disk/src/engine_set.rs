@@ -26,7 +26,7 @@ use crate::engine::Pinning;
 use crate::engine_kind::EngineKind;
 use crate::error::EngineError;
 use crate::job::{Job, Jobs};
-use crate::request::{Completion, Ended, FailedRequest, Op, Request};
+use crate::request::{Completion, Ended, FailedRequest, Op, Request, RequestToken};
 use crate::stats::Counters;
 use crate::triage::{self, Verdict};
 
@@ -322,8 +322,9 @@ impl EngineSet {
         requests
     }
 
-    /// As [`withdraw`](Self::withdraw), of some of them. The others keep their turns; so do those that the limits let through
-    /// already, in this turn or one of the next: these would be counted again if they were pushed again.
+    /// As [`withdraw`](Self::withdraw), of some of them, which keep their places: one that is pushed again, with its token, of its
+    /// length and in its direction, has the turn that it would have had. Whoever takes requests back [says](Self::keep_places)
+    /// which of them are not pushed again. What the limits let through already is not given back.
     pub fn withdraw_some(
         &mut self,
         slot: DiskSlot,
@@ -332,11 +333,17 @@ impl EngineSet {
     ) -> Vec<Request> {
         let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return Vec::new() };
         let requests = attached.throttled.withdraw_some(&attached.disk.throttle, now, is_wanted);
-        // Others may have their turn sooner.
+        // Some that have their turn are to begin.
         self.throttle_timer = Some(Nanos::ZERO);
         attached.in_flight -= requests.len() as u32;
         self.in_flight -= requests.len() as u32;
         requests
+    }
+
+    /// Keeps no places of requests that do not come again, by their tokens. Says whether some are left.
+    pub fn keep_places(&mut self, slot: DiskSlot, comes_again: impl FnMut(RequestToken) -> bool) -> bool {
+        let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return false };
+        attached.throttled.keep_places(comes_again)
     }
 
     /// The slot goes on after a drain, under its disk's limits.

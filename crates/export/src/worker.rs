@@ -11,6 +11,7 @@ use std::mem;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::task::Wake;
 
 use egret_disk::{Completion, Disk, DiskSlot, Ended, EngineError, EngineSet, Pinning, Request, RequestToken};
 use egret_event_loop::{ClockReads, LoopHandle, Nanos, Signals, SourceId, Turn, clock};
@@ -155,6 +156,8 @@ pub(crate) struct QueueWorker {
     follow_ups: Vec<(DiskKey, Request<Buffers>)>,
     /// Requests that held up others while they waited for limits, to be taken up again.
     taken_back: VecDeque<(DiskKey, Request<Buffers>)>,
+    /// The limits may keep places of such requests.
+    keeps_places: bool,
     /// The loop that it is to be attached to.
     home: Option<LoopHandle<Worker>>,
     /// Rings when waiting chains may go on; there is one while the worker is attached.
@@ -242,6 +245,7 @@ impl QueueWorker {
             iovecs: 0,
             follow_ups: Vec::new(),
             taken_back: VecDeque::new(),
+            keeps_places: false,
             home: None,
             alarm: None,
             phase: Phase::Running,
@@ -527,6 +531,12 @@ impl QueueWorker {
         }
     }
 
+    /// Has the queue dispatched in the next turn.
+    #[cold]
+    fn dispatch_again(&self) {
+        self.alarm.iter().for_each(|alarm| alarm.wake_by_ref());
+    }
+
     /// Has the queue dispatched at `deadline`, or before: whoever asks for it asks again then.
     #[cold]
     fn wake_at(&mut self, turn: &mut Turn<'_, Worker>, deadline: Nanos) {
@@ -605,11 +615,17 @@ impl QueueWorker {
         if self.stopped.is || self.errors.is_stopped() {
             self.attend_stop(engines, turn);
         }
-        if !self.follow_ups.is_empty() {
+        if !self.follow_ups.is_empty() || !self.taken_back.is_empty() {
             self.push_follow_ups(engines, turn.now());
-        }
-        if !self.taken_back.is_empty() {
             self.take_up_again(engines, turn.now());
+            // What it tries may have ended there, and nothing else tells of that.
+            if self.stopped.is {
+                self.dispatch_again();
+            }
+        }
+        // Before their heads are others'.
+        if self.keeps_places {
+            self.give_up_places(engines);
         }
         if self.fds.kick.is_none() {
             self.look_again(turn);

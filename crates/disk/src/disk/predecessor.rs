@@ -134,25 +134,36 @@ impl Disk {
 
     /// Makes stable what the disk before has left behind; no guest has asked.
     pub(super) fn settle(&self) -> Result<(), Errno> {
-        let Predecessor { is_owed, disk, .. } = &self.predecessor;
-        if is_owed.load(Ordering::Acquire) {
-            let disk = disk.lock().unwrap_or_else(PoisonError::into_inner);
-            // Who had the lock before may have done it.
-            if let Some(Owed { disk: old, was_lost }) = disk.as_ref().filter(|_| is_owed.load(Ordering::Acquire)) {
-                let synced = if *was_lost { old.sync_once() } else { old.sync_unasked() };
-                match synced {
-                    Ok(()) => {}
-                    // Nothing was told yet.
-                    Err(Errno::INTR) => return Err(Errno::INTR),
-                    Err(errno) => {
-                        self.keep_untold();
-                        self.syncs.lose(errno);
-                    }
-                }
-                is_owed.store(false, Ordering::Release);
-            }
-        }
+        self.settle_owed()?;
         self.syncs.lost().map_or(Ok(()), Err)
+    }
+
+    /// The same, whatever was lost before.
+    fn settle_owed(&self) -> Result<(), Errno> {
+        let Predecessor { is_owed, disk, .. } = &self.predecessor;
+        if !is_owed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let disk = disk.lock().unwrap_or_else(PoisonError::into_inner);
+        // Who had the lock before may have done it.
+        let Some(Owed { disk: old, was_lost }) = disk.as_ref().filter(|_| is_owed.load(Ordering::Acquire)) else {
+            return Ok(());
+        };
+        let synced = match was_lost {
+            // That one may owe something itself.
+            true => old.settle_owed().and_then(|()| old.sync_once()),
+            false => old.sync_unasked(),
+        };
+        // Nothing was told yet.
+        if synced == Err(Errno::INTR) {
+            return synced;
+        }
+        if let Err(errno) = synced {
+            self.keep_untold();
+            self.syncs.lose(errno);
+        }
+        is_owed.store(false, Ordering::Release);
+        synced
     }
 
     /// Whether there may be something that no flush of the next disk makes stable.

@@ -125,58 +125,107 @@ fn what_limits_have_let_through_is_not_taken_back_with_what_waits_for_them() {
     assert_eq!((rig.done.len(), rig.engines.in_flight()), (11, 0));
 }
 
-#[test]
-fn who_waits_beside_what_is_taken_back_keeps_its_turn() {
+/// Two rigs over one disk that does a byte a second, of which the first waits with so many blocks, and then the other with some.
+fn wait(blocks: u64, beside: u64) -> [Rig; 2] {
     let mut rig = rig();
-    let mut beside = Rig::over(Arc::clone(&rig.disk), EngineOptions::default());
+    let mut other = Rig::over(Arc::clone(&rig.disk), EngineOptions::default());
     rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
     // Two begin, as one goes over the brim.
-    assert_eq!(read(&mut rig, 6), 2);
-    assert_eq!(read(&mut beside, 4), 0);
-    let taken = rig.engines.withdraw_some(rig.slot, clock::now(), |request| request.token.0 % 2 == 0);
-    assert_eq!(taken.len(), 2);
-    for request in taken {
-        rig.engines.push(rig.slot, request);
-    }
-    rig.engines.submit(clock::now());
-    // All that waits for a byte a second has its turn, one after another.
-    let mut begun = Vec::new();
-    for block in 1..=8 {
-        let now = clock::now() + Nanos((block * BLOCK + BLOCK / 2) * 1_000_000_000);
-        for (name, rig) in [("rig", &mut rig), ("beside", &mut beside)] {
-            let before = rig.done.len();
-            rig.engines.submit(now);
-            rig.reap();
-            begun.extend((before..rig.done.len()).map(|_| name));
-        }
-    }
-    assert_eq!(begun, [["rig"; 2], ["beside"; 2], ["beside"; 2], ["rig"; 2]].concat());
+    assert_eq!((read(&mut rig, 2 + blocks), read(&mut other, beside)), (2, 0));
+    [rig, other]
+}
+
+/// How many of each begin by the time at which so many blocks have had their turn.
+fn begun_by(rigs: &mut [Rig; 2], blocks: u64) -> [usize; 2] {
+    let now = clock::now() + Nanos((blocks * BLOCK + BLOCK / 2) * 1_000_000_000);
+    rigs.each_mut().map(|rig| {
+        let before = rig.done.len();
+        rig.engines.submit(now);
+        rig.reap();
+        rig.done.len() - before
+    })
+}
+
+fn take_back(rig: &mut Rig, is_wanted: impl FnMut(&Request) -> bool) -> Vec<Request> {
+    rig.engines.withdraw_some(rig.slot, clock::now(), is_wanted)
 }
 
 #[test]
-fn what_another_loop_grants_while_it_is_asked_what_is_to_be_taken_back_begins() {
-    let mut rig = rig();
-    let mut beside = Rig::over(Arc::clone(&rig.disk), EngineOptions::default());
-    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
-    assert_eq!((read(&mut rig, 6), read(&mut beside, 1)), (2, 0));
+fn what_is_taken_back_and_comes_again_has_the_turn_that_it_would_have_had_in_whatever_order_it_does() {
+    let mut rigs = wait(4, 4);
+    let mut taken = take_back(&mut rigs[0], |request| request.token.0 % 2 == 0);
+    assert_eq!((taken.len(), rigs[0].engines.in_flight()), (2, 2));
+    taken.reverse();
+    for request in taken {
+        assert!(rigs[0].engines.push(rigs[0].slot, request));
+    }
+    assert_eq!(read(&mut rigs[0], 1), 0);
+    // All that waits for a byte a second has its turn, one after another, and what came last has it last.
+    let begun: Vec<_> = (1..=9).map(|block| begun_by(&mut rigs, block)).collect();
+    assert_eq!(begun, [&[[1, 0]; 4][..], &[[0, 1]; 4], &[[1, 0]]].concat());
+}
+
+#[test]
+fn what_is_taken_back_while_others_go_begins_when_it_comes_if_it_had_its_turn() {
+    let mut rigs = wait(2, 2);
+    let taken = take_back(&mut rigs[0], |_| true);
+    let tokens: Vec<u64> = taken.iter().map(|request| request.token.0).collect();
+    // Its turns are kept, and nobody has more for that.
+    assert_eq!([1, 2, 3].map(|blocks| begun_by(&mut rigs, blocks)), [[0, 0], [0, 0], [0, 1]]);
+    // One comes as it was, and the other as a longer one, of which a part alone was counted.
+    let mut taken = taken.into_iter();
+    let (one, other) = (taken.next().unwrap(), taken.next().unwrap());
+    let mut longer = Memory::new(2 * BLOCK as usize, 0);
+    let other = Request { len: 2 * BLOCK, buffers: longer.iovecs(), ..other };
+    [one, other].into_iter().for_each(|request| assert!(rigs[0].engines.push(rigs[0].slot, request)));
+    assert_eq!(begun_by(&mut rigs, 3), [1, 0]);
+    assert!(rigs[0].done.contains_key(&tokens[0]));
+    assert_eq!([4, 5].map(|blocks| begun_by(&mut rigs, blocks)), [[0, 1], [1, 0]]);
+}
+
+#[test]
+fn what_another_loop_grants_while_places_are_kept_or_given_up_is_one_turn() {
+    let [mut rig, mut beside] = wait(4, 1);
     // By then one more has its turn.
     let later = clock::now() + Nanos((BLOCK + BLOCK / 2) * 1_000_000_000);
     let mut asked = 0;
-    let taken = rig.engines.withdraw_some(rig.slot, clock::now(), |_| {
+    let taken = take_back(&mut rig, |_| {
         if asked == 0 {
             beside.engines.submit(later);
         }
         asked += 1;
         asked <= 2
     });
-    // The first was to be taken back, and begins; the second is.
-    assert_eq!((asked, taken.len(), rig.engines.in_flight()), (4, 1, 3));
-    rig.engines.submit(later);
-    rig.reap();
-    assert_eq!((rig.done.len(), rig.engines.in_flight()), (3, 2));
-    rig.engines.submit(later + Nanos(4 * BLOCK * 1_000_000_000));
-    rig.reap();
-    assert_eq!((rig.done.len(), rig.engines.in_flight()), (5, 0));
+    assert_eq!((asked, taken.len(), rig.engines.in_flight()), (4, 2, 2));
+    // The first has its turn, and both have none of their own any more.
+    assert!(rig.engines.keep_places(rig.slot, |_| false));
+    let mut rigs = [rig, beside];
+    assert_eq!(begun_by(&mut rigs, 1), [0, 0]);
+    assert!(!rigs[0].engines.keep_places(rigs[0].slot, |_| false));
+    assert_eq!([2, 3, 4].map(|blocks| begun_by(&mut rigs, blocks)), [[1, 0], [1, 0], [0, 1]]);
+}
+
+#[test]
+fn nobody_waits_for_what_was_taken_back_and_does_not_come_again_nor_is_it_owed() {
+    type End = fn(&mut EngineSet, DiskSlot, &[Request]);
+    let ends: [(&str, End); 3] = [
+        ("is given up", |engines, slot, taken| {
+            assert!(engines.keep_places(slot, |token| token == taken[0].token));
+            assert!(!engines.keep_places(slot, |_| false));
+        }),
+        ("is let go", |engines, slot, _| engines.disable_limits(slot)),
+        ("is detached", |engines, slot, _| engines.detach(slot)),
+    ];
+    for (what, end) in ends {
+        let mut rigs = wait(4, 2);
+        let slot = rigs[0].slot;
+        let taken = take_back(&mut rigs[0], |_| true);
+        assert_eq!(taken.len(), 4);
+        end(&mut rigs[0].engines, slot, &taken);
+        rigs[0].engines.submit(clock::now());
+        assert_eq!(rigs[0].disk.limits_debt(), Debt::default(), "{what}");
+        assert_eq!(begun_by(&mut rigs, 1), [0, 1], "{what}");
+    }
 }
 
 #[test]

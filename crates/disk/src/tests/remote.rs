@@ -642,3 +642,19 @@ fn what_the_disk_before_cannot_make_stable_is_lost_until_somebody_who_was_told_o
         assert_eq!(seen.lock().unwrap().jobs.last(), Some(&(Op::Flush, 0, 0)), "of what was written since");
     }
 }
+
+#[test]
+fn what_a_disk_still_owes_that_has_lost_writes_the_one_after_it_owes_too() {
+    let [(zeroth, zeroths), (first, firsts), (second, seconds), (third, _)] =
+        [(); 4].map(|()| vector(512)).map(|(options, seen)| (Arc::new(Disk::open(&options).unwrap()), seen));
+    zeroths.lock().unwrap().failing = 1;
+    first.follow(&zeroth);
+    first.let_go_of_predecessor().unwrap_err();
+    // Nobody has come to let go of the first yet.
+    second.follow(&first);
+    third.follow(&second);
+    let mut rig = Rig::over(third, EngineOptions::default());
+    assert_eq!(rig.run(Op::Flush, 0, 0), Err(Errno::IO), "of what was lost before");
+    let flushes = [firsts, seconds].map(|seen| seen.lock().unwrap().jobs.clone());
+    assert_eq!(flushes, [[(Op::Flush, 0, 0)]; 2]);
+}

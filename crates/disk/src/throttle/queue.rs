@@ -1,6 +1,12 @@
 //! Where the requests of one disk wait, on one loop.
+//!
+//! One that is taken back and comes again is no later for it, or who is taken back again and again would wait for ever. Its place is
+//! kept, with its ticket; and if it has its turn meanwhile, that is kept for it. A place is for one operation of one token,
+//! in one direction and of one length: so whatever comes in the place of what was taken back, no more begins than limits have
+//! counted. Whoever takes requests back says which do not come again: for these nobody is to wait.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 
 use egret_event_loop::Nanos;
@@ -8,16 +14,58 @@ use egret_event_loop::Nanos;
 use super::buckets::Direction;
 use super::group::{Throttle, ThrottleGroupMember};
 use super::schedule::{ByDirection, QueueId};
-use crate::request::Request;
+use crate::request::{Request, RequestToken};
 
 /// Requests that wait for their turn, the oldest first.
 pub(crate) struct ThrottledQueue {
     member: Arc<ThrottleGroupMember>,
     version: u64,
     id: QueueId,
-    waiting: ByDirection<VecDeque<Request>>,
+    waiting: ByDirection<VecDeque<Waiting>>,
     /// How many of those that wait have a ticket.
     asked: ByDirection<usize>,
+    /// Turns that are kept, the oldest first.
+    turns: VecDeque<Place>,
+    /// How many turns and places are kept.
+    kept: usize,
+    /// Behind the last place that was taken again: the next one is probably there.
+    taken_again: ByDirection<usize>,
+}
+
+enum Waiting {
+    Here(Request),
+    /// It was taken back, and has a ticket.
+    Kept(Place),
+}
+
+/// What a request that was taken back is known by when it comes again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place {
+    token: RequestToken,
+    direction: Direction,
+    bytes: u64,
+}
+
+impl Place {
+    const fn of(direction: Direction, request: &Request) -> Self {
+        Self { token: request.token, direction, bytes: request.len }
+    }
+}
+
+impl Waiting {
+    const fn bytes(&self) -> u64 {
+        match self {
+            Self::Here(request) => request.len,
+            Self::Kept(place) => place.bytes,
+        }
+    }
+
+    fn here(self) -> Option<Request> {
+        match self {
+            Self::Here(request) => Some(request),
+            Self::Kept(_) => None,
+        }
+    }
 }
 
 impl ThrottledQueue {
@@ -39,23 +87,51 @@ impl ThrottledQueue {
 
     fn open(member: Arc<ThrottleGroupMember>, version: u64) -> Self {
         let id = member.group.lock().open();
-        Self { member, version, id, waiting: ByDirection::default(), asked: ByDirection::default() }
+        Self {
+            member,
+            version,
+            id,
+            waiting: ByDirection::default(),
+            asked: ByDirection::default(),
+            turns: VecDeque::new(),
+            kept: 0,
+            taken_again: ByDirection::default(),
+        }
     }
 
-    /// Takes a request in.
-    pub(crate) fn push(&mut self, direction: Direction, request: Request) {
-        self.waiting[direction as usize].push_back(request);
+    /// Takes a request in. One that has had its turn goes to `released`.
+    pub(crate) fn push(&mut self, direction: Direction, request: Request, released: &mut VecDeque<Request>) {
+        if self.kept == 0 {
+            return self.waiting[direction as usize].push_back(Waiting::Here(request));
+        }
+        let place = Place::of(direction, &request);
+        if let Some(at) = self.turns.iter().position(|turn| *turn == place) {
+            self.turns.remove(at);
+            self.kept -= 1;
+            return released.push_back(request);
+        }
+        let (waiting, taken_again) = (&mut self.waiting[direction as usize], &mut self.taken_again[direction as usize]);
+        let from = waiting.len().min(*taken_again);
+        let is_its = |at: &usize| matches!(waiting[*at], Waiting::Kept(other) if other == place);
+        match (from..waiting.len()).chain(0..from).find(is_its) {
+            Some(at) => {
+                waiting[at] = Waiting::Here(request);
+                *taken_again = at + 1;
+                self.kept -= 1;
+            }
+            None => waiting.push_back(Waiting::Here(request)),
+        }
     }
 
     /// Gives those to `released` that have their turn. Returns when to ask again; `None` if nothing waits.
     pub(crate) fn release(&mut self, now: Nanos, released: &mut VecDeque<Request>) -> Option<Nanos> {
-        let Self { member, id, waiting, asked, .. } = self;
+        let Self { member, id, waiting, asked, turns, taken_again, .. } = self;
         let mut schedule = member.group.lock();
         schedule.pay(now);
         for direction in Direction::BOTH {
             let (waiting, asked) = (&waiting[direction as usize], &mut asked[direction as usize]);
-            for request in waiting.range(*asked..) {
-                schedule.ask(member.disk, *id, direction, request.len);
+            for one in waiting.range(*asked..) {
+                schedule.ask(member.disk, *id, direction, one.bytes());
             }
             *asked = waiting.len();
         }
@@ -64,8 +140,14 @@ impl ThrottledQueue {
         let mut again = None;
         for direction in Direction::BOTH {
             let at = direction as usize;
-            released.extend(waiting[at].drain(..granted[at]));
+            for one in waiting[at].drain(..granted[at]) {
+                match one {
+                    Waiting::Here(request) => released.push_back(request),
+                    Waiting::Kept(place) => turns.push_back(place),
+                }
+            }
             asked[at] -= granted[at];
+            taken_again[at] = taken_again[at].saturating_sub(granted[at]);
             if asked[at] > 0 {
                 let next = schedule.next(direction, now);
                 again = Some(again.map_or(next, |again: Nanos| again.min(next)));
@@ -76,49 +158,66 @@ impl ThrottledQueue {
 
     /// Gives all that wait back: the limits do not count them.
     pub(crate) fn withdraw(mut self, into: &mut Vec<Request>) {
-        self.waiting.iter_mut().for_each(|waiting| into.extend(waiting.drain(..)));
+        into.extend(self.waiting.iter_mut().flat_map(mem::take).filter_map(Waiting::here));
         self.member.group.lock().forget(self.member.disk, self.id);
     }
 
-    /// Gives some of those that wait back: the limits do not count them, and the others keep their turns. Those that have had theirs
-    /// since the last [`release`](Self::release) go to `released`: other loops grant turns as well.
-    pub(crate) fn withdraw_some(
-        &mut self,
-        mut is_wanted: impl FnMut(&Request) -> bool,
-        released: &mut VecDeque<Request>,
-        into: &mut Vec<Request>,
-    ) {
-        let Self { member, id, waiting, asked, .. } = self;
-        // Asked without the lock, which others wait for.
-        let wanted = Direction::BOTH
-            .map(|direction| -> Vec<bool> { waiting[direction as usize].iter().map(&mut is_wanted).collect() });
-        // What is granted and what is forgotten are one step: a ticket that goes in between would be counted as both.
-        let mut schedule = member.group.lock();
-        let granted = schedule.take(*id);
+    /// Gives some of those that have asked back, and keeps their places.
+    pub(crate) fn withdraw_some(&mut self, mut is_wanted: impl FnMut(&Request) -> bool, into: &mut Vec<Request>) {
         for direction in Direction::BOTH {
             let at = direction as usize;
-            released.extend(waiting[at].drain(..granted[at]));
-            asked[at] -= granted[at];
-            let wanted = &wanted[at][granted[at]..];
-            let mut tickets = wanted.iter();
-            schedule.forget_some(member.disk, *id, direction, || tickets.next() == Some(&true));
-            asked[at] -= wanted[..asked[at]].iter().filter(|is_wanted| **is_wanted).count();
-            let mut wanted = wanted.iter();
-            let (taken, left): (VecDeque<_>, _) = waiting[at].drain(..).partition(|_| wanted.next() == Some(&true));
-            waiting[at] = left;
-            into.extend(taken);
+            for one in self.waiting[at].range_mut(..self.asked[at]) {
+                let Waiting::Here(request) = one else { continue };
+                if is_wanted(request) {
+                    let place = Waiting::Kept(Place::of(direction, request));
+                    into.extend(mem::replace(one, place).here());
+                    self.kept += 1;
+                }
+            }
+            self.taken_again[at] = 0;
         }
+    }
+
+    /// Gives the places of requests up that do not come again: the limits do not count them. Says whether some are left.
+    pub(crate) fn keep_places(&mut self, mut comes_again: impl FnMut(RequestToken) -> bool) -> bool {
+        let Self { member, id, waiting, asked, turns, kept, .. } = self;
+        let before = turns.len();
+        turns.retain(|place| comes_again(place.token));
+        *kept -= before - turns.len();
+        let mut is_gone = |one: &Waiting| matches!(one, Waiting::Kept(place) if !comes_again(place.token));
+        for direction in Direction::BOTH {
+            let (waiting, asked) = (&mut waiting[direction as usize], &mut asked[direction as usize]);
+            if *kept == 0 || !waiting.iter().any(&mut is_gone) {
+                continue;
+            }
+            let mut gone: Vec<bool> = waiting.iter().map(&mut is_gone).collect();
+            let mut schedule = member.group.lock();
+            // Other loops grant turns as well: these have no tickets any more.
+            let granted = schedule.granted(*id)[direction as usize];
+            gone[..granted].fill(false);
+            let mut tickets = gone[granted..].iter();
+            schedule.forget_some(member.disk, *id, direction, || tickets.next() == Some(&true));
+            drop(schedule);
+            let before = waiting.len();
+            let mut gone = gone.into_iter();
+            waiting.retain(|_| gone.next() != Some(true));
+            *asked -= before - waiting.len();
+            *kept -= before - waiting.len();
+        }
+        *kept > 0
     }
 
     /// Gives all that wait to `released`, whatever the limits say. The disk owes those that have asked by the last
     /// [`release`](Self::release).
     pub(crate) fn release_all(mut self, released: &mut VecDeque<Request>) {
-        self.waiting.iter_mut().for_each(|waiting| released.extend(waiting.drain(..)));
+        self.keep_places(|_| false);
+        released.extend(self.waiting.iter_mut().flat_map(mem::take).filter_map(Waiting::here));
     }
 }
 
 impl Drop for ThrottledQueue {
     fn drop(&mut self) {
+        self.keep_places(|_| false);
         self.member.group.lock().close(self.member.disk, self.id);
     }
 }

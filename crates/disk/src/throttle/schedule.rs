@@ -198,6 +198,11 @@ impl Schedule {
         }
     }
 
+    /// How many of its oldest requests in each direction have no tickets any more, and were not [taken](Self::take).
+    pub(super) fn granted(&self, queue: QueueId) -> ByDirection<usize> {
+        self.granted.get(&queue).copied().unwrap_or_default()
+    }
+
     /// How many of its oldest requests in each direction a queue may begin now.
     pub(super) fn take(&mut self, queue: QueueId) -> ByDirection<usize> {
         self.granted.get_mut(&queue).map(std::mem::take).unwrap_or_default()

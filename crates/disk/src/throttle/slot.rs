@@ -7,7 +7,7 @@ use egret_event_loop::Nanos;
 use super::buckets::Direction;
 use super::group::Throttle;
 use super::queue::ThrottledQueue;
-use crate::request::Request;
+use crate::request::{Request, RequestToken};
 
 /// See the module's description.
 #[derive(Default)]
@@ -25,7 +25,7 @@ impl ThrottledSlot {
     pub(crate) fn enqueue(&mut self, throttle: &Throttle, direction: Option<Direction>, request: Request) {
         let Self { queue, released, .. } = self;
         match direction.and_then(|direction| Some((direction, ThrottledQueue::current(queue, throttle, released)?))) {
-            Some((direction, queue)) => queue.push(direction, request),
+            Some((direction, queue)) => queue.push(direction, request, released),
             None => released.push_back(request),
         }
     }
@@ -71,7 +71,7 @@ impl ThrottledSlot {
         requests
     }
 
-    /// Gives back some of those that wait yet. What the limits let through has been counted, and begins soon.
+    /// Gives back some of those that wait yet, and keeps their places. What the limits let through begins soon.
     pub(crate) fn withdraw_some(
         &mut self,
         throttle: &Throttle,
@@ -81,9 +81,14 @@ impl ThrottledSlot {
         self.release(throttle, now);
         let mut requests = Vec::new();
         if let Some(queue) = &mut self.queue {
-            queue.withdraw_some(is_wanted, &mut self.released, &mut requests);
+            queue.withdraw_some(is_wanted, &mut requests);
         }
         requests
+    }
+
+    /// Gives the places of requests up that do not come again. Says whether some are left.
+    pub(crate) fn keep_places(&mut self, comes_again: impl FnMut(RequestToken) -> bool) -> bool {
+        self.queue.as_mut().is_some_and(|queue| queue.keep_places(comes_again))
     }
 
     /// Requests wait again.

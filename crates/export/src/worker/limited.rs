@@ -5,13 +5,12 @@
 //! ```
 //!
 //! What is suspended and readmitted may be another request of its command then, or none: that of a guest which has been
-//! preempted meanwhile is not done, nor what is aborted.
+//! preempted meanwhile is not done, nor what is aborted. One that comes to the limits again as it was has its turn there as if it
+//! had stayed, however often others go before it; of one that does not come again its place is given up.
 //!
 //! None of this runs where no disk has limits.
 
-use std::task::Wake;
-
-use egret_disk::{EngineSet, Request};
+use egret_disk::{DiskSlot, EngineSet, Request};
 use egret_event_loop::Nanos;
 use egret_virtio::DiskKey;
 
@@ -35,6 +34,7 @@ impl QueueWorker {
             });
             // They are to be told of the next who waits, as they were of this one.
             left.into_iter().for_each(|head| self.model.may_wait(head));
+            self.keeps_places |= !taken.is_empty();
             for request in taken {
                 let Request { op, offset, len, buffers, token } = request;
                 let mut request = Request { op, offset, len, buffers: self.queue.take_back(buffers), token };
@@ -51,10 +51,16 @@ impl QueueWorker {
             let Some((key, request)) = self.taken_back.pop_front() else { break };
             self.take_up(engines, key, request, now);
         }
-        if !self.taken_back.is_empty()
-            && let Some(alarm) = &self.alarm
-        {
-            alarm.wake_by_ref();
+        if !self.taken_back.is_empty() {
+            self.dispatch_again();
         }
+    }
+
+    /// Gives up the places of those whose commands have ended.
+    #[cold]
+    pub(super) fn give_up_places(&mut self, engines: &mut EngineSet) {
+        let Self { queue, disks, .. } = self;
+        let mut keeps = |slot: &DiskSlot| engines.keep_places(*slot, |token| queue.is_in_flight(token.slot()));
+        self.keeps_places = disks.slots.iter().flatten().filter(|slot| keeps(slot)).count() > 0;
     }
 }

@@ -3,7 +3,8 @@
 //! Nobody measures each request: when one was taken in is known, and the queue looks at those in flight four times in a
 //! timeout. So a request is found when it is up to a quarter late.
 //!
-//! One that waited because its export was stopped is as old as the last time that it went on.
+//! One that waited because its export was stopped is as old as the last time that it went on. One that was taken back while it
+//! waited for limits keeps its age: its guest has waited all the time.
 
 use egret_event_loop::{Nanos, Turn};
 

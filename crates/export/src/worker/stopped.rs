@@ -232,6 +232,7 @@ impl QueueWorker {
             let (key, request) = self.stopped.failed.remove(0);
             self.stopped.probe = Some(Probe { head: request.token.slot(), failed: request.op, out: request.op });
             self.stopped.probe_at = turn.now() + TRY_EVERY;
+            self.is_taken_up(request.token.slot(), turn.now());
             self.take_up(engines, key, request, turn.now());
             self.end_kept(turn.now());
         }
@@ -249,16 +250,16 @@ impl QueueWorker {
         self.stopped.hold = None;
         let new = mem::take(&mut self.stopped.new);
         for (key, request) in failed.into_iter().chain(new) {
+            self.is_taken_up(request.token.slot(), now);
             self.take_up(engines, key, request, now);
         }
         self.count_kept();
     }
 
-    /// Goes on with a request that was kept: now, or when those have ended that came in between.
+    /// Goes on with a request that was put off: now, or when those have ended that came in between.
     pub(super) fn take_up(&mut self, engines: &mut EngineSet, key: DiskKey, request: Request<Buffers>, now: Nanos) {
         // As for completions.
         self.check_truncation();
-        self.is_taken_up(request.token.slot(), now);
         match self.model.readmit(self.queue.memory(), key, request) {
             Next::Submit(key, request) => self.push_again(engines, key, request, now),
             next => self.go_on(next, now),

@@ -282,7 +282,7 @@ fn functions_about_what_a_record_keeps_hold_up_no_session_and_are_done_by_who_ha
 }
 
 /// So many writes fail, or all.
-fn failing_writes(errno: Errno, times: Option<usize>) -> DebugRules {
+pub fn failing_writes(errno: Errno, times: Option<usize>) -> DebugRules {
     let error = InjectError {
         event: DebugEvent::WriteAio,
         state: None,

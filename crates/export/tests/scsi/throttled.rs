@@ -1,14 +1,18 @@
 //! Commands that wait for their disk's limits, and others' that wait for them.
 
-use egret_disk::{Limit, Limits, Rates, ThrottleGroup};
+use std::sync::Arc;
+
+use egret_disk::{Disk, Driver, Limit, Limits, Options, Rates, ThrottleGroup};
 use egret_event_loop::Nanos;
+use egret_export::IoStatus;
+use rustix::io::Errno;
 
 use crate::machine::*;
 use crate::peer::await_that;
 use crate::stopped::{
-    COMPARE_AND_WRITE, RESERVATION_CONFLICT, Shared, WRITE, reserve_out, run_with, send_with, status,
+    COMPARE_AND_WRITE, RESERVATION_CONFLICT, Shared, WRITE, failing_writes, reserve_out, run_with, send_with, status,
 };
-use crate::waiting::response;
+use crate::waiting::{Sent, response, written};
 
 /// So many writes, as a ring has room for.
 const MANY: u64 = 5;
@@ -99,4 +103,64 @@ fn a_compare_and_write_compares_before_writes_that_wait_for_limits_and_those_are
     assert_eq!(shared.exports[0].stats().in_flight, MANY - 1);
     set_limits(&shared, None);
     end_alike(&mut shared, 0);
+}
+
+#[test]
+fn an_export_goes_on_when_what_it_tries_is_ended_while_that_waits_for_limits() {
+    let blkdebug = failing_writes(Errno::NOSPC, Some(1));
+    let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
+    let disk = Disk::open(&Options { blkdebug, ..Options::new("full", driver) }).unwrap();
+    let mut shared = Shared::of(Arc::new(disk), tempfile::tempfile().unwrap(), false);
+    let bytes = Rates { write: Limit { average: 1, ..Limit::default() }, ..Rates::default() };
+    set_limits(&shared, Some(Limits { bytes, ..Limits::default() }));
+    let ([first, _], [one, _]) = (&mut shared.machines, &shared.exports);
+    send_with(first, 0, &WRITE, &[0; 512]);
+    await_that("it to fail", || one.stats().waiting == 1);
+    await_that("it to be tried", || one.stats().waiting == 0);
+    first.manage(ABORT_TASK_SET);
+    assert_eq!(first.managed(), 0);
+    first.reap(REQUESTS);
+    assert_eq!(response(first, REQUESTS, 0), 2);
+    await_that("the export to go on", || one.errors().status() == IoStatus::Ok);
+}
+
+#[test]
+fn a_write_that_waits_for_limits_has_its_turn_among_however_many_compare_and_writes() {
+    const AT_A_TIME: u64 = 4;
+    // Each waits for a lock of those before it, or for nobody.
+    for lba in [|_| 0, |place: u64| 1 + place as u8] as [fn(u64) -> u8; 2] {
+        let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
+        let disk = Arc::new(Disk::open(&Options::new("limited", driver)).unwrap());
+        let mut shared = Shared::of(disk, tempfile::tempfile().unwrap(), false);
+        let requests = Rates { write: Limit { average: 100, ..Limit::default() }, ..Rates::default() };
+        set_limits(&shared, Some(Limits { requests, ..Limits::default() }));
+        let [first, second] = &mut shared.machines;
+        let send = |first: &mut Machine, place| {
+            let mut cdb = COMPARE_AND_WRITE;
+            cdb[9] = lba(place);
+            let sent = Sent { queue: REQUESTS, place, at: FIRST, cdb: &cdb, data_out: 1024, data_in: 0 };
+            let (readable, writable) = written(first, &sent);
+            let ring = &mut first.rings[REQUESTS as usize];
+            ring.driver.add(&readable, &writable, place).unwrap();
+            if ring.driver.publish() {
+                ring.kick();
+            }
+        };
+        (0..AT_A_TIME).for_each(|place| send(first, place));
+        let go_on = |first: &mut Machine| {
+            let place = first.reap(REQUESTS).token;
+            assert_eq!(status(first, place), 0);
+            send(first, place);
+        };
+        // What may come at once has come by then.
+        (0..20).for_each(|_| go_on(first));
+        send_with(second, 0, &write(0), &[0; 512]);
+        // Those before it are four, and its thread may be late.
+        assert!((0..200).any(|_| {
+            go_on(first);
+            second.rings[REQUESTS as usize].driver.has_used()
+        }));
+        second.reap(REQUESTS);
+        assert_eq!(status(second, 0), 0);
+    }
 }

@@ -59,15 +59,24 @@ impl Machine {
 
     /// Makes a command available that has a place and a tag of its own.
     fn send(&mut self, tag: u64, cdb: &[u8]) {
+        self.send_with(tag, cdb, &[]);
+    }
+
+    /// The same with data, instead of room for some.
+    fn send_with(&mut self, tag: u64, cdb: &[u8], data: &[u8]) {
         let (memory, driver) = &mut self.requests;
         let mut header = [0; 51];
         header[..8].copy_from_slice(&LUN);
         header[8..16].copy_from_slice(&tag.to_le_bytes());
         header[19..19 + cdb.len()].copy_from_slice(cdb);
         let at = HEADER + 0x400 * tag;
-        assert!(memory.write(at, &header));
-        let room = [Piece { addr: at + 0x80, len: 108 }, Piece { addr: at + 0x200, len: 512 }];
-        driver.add(&[Piece { addr: at, len: 51 }], &room, tag).unwrap();
+        assert!(memory.write(at, &header) && memory.write(at + 0x200, data));
+        let [header, response] = [Piece { addr: at, len: 51 }, Piece { addr: at + 0x80, len: 108 }];
+        let given = Piece { addr: at + 0x200, len: data.len() as u32 };
+        match data.is_empty() {
+            true => driver.add(&[header], &[response, Piece { len: 512, ..given }], tag).unwrap(),
+            false => driver.add(&[header, given], &[response], tag).unwrap(),
+        }
         driver.publish();
     }
 
@@ -267,4 +276,35 @@ fn a_function_ends_what_waits_for_limits_though_there_is_no_room_to_pop_the_rest
     }
     machine.turns();
     assert_eq!(machine.managed(answer), OK);
+    assert!(!queue(&mut machine.io, id).keeps_places, "nobody waits for them in the limits");
+}
+
+#[test]
+fn a_request_that_is_taken_back_from_limits_is_as_old_as_its_guest_has_waited() {
+    const TIMEOUT: Nanos = Nanos::from_millis(10_000);
+    let driver = DiskDriver::Null { size: SIZE, latency: Nanos::ZERO, read_zeroes: true };
+    let disk = Arc::new(Disk::open(&Options::new("limited", driver)).unwrap());
+    let write = Limit { average: 1, ..Limit::default() };
+    let limits = Limits { bytes: Rates { write, ..Rates::default() }, ..Limits::default() };
+    disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    let errors = stopping(Some(TIMEOUT));
+    let mut machine = Machine::with(&errors, disk);
+    let id = machine.id;
+    for tag in [1, 2] {
+        machine.send_with(tag, &[0x2a, 0, 0, 0, 0, tag as u8, 0, 0, 1, 0], &[0; 512]);
+    }
+    assert_eq!(machine.await_used(), 1, "there is room for one");
+    // For as long as this machine runs.
+    queue(&mut machine.io, id).begun.iter_mut().for_each(|begun| begun.at = Nanos::ZERO);
+    assert!(clock::now() > TIMEOUT);
+    // It compares in vain, and need not write.
+    let mut compare_and_write = [0; 16];
+    (compare_and_write[0], compare_and_write[13]) = (0x89, 1);
+    machine.send_with(3, &compare_and_write, &[1; 1024]);
+    assert_eq!(machine.await_used(), 3);
+    machine.turns();
+    let worker = queue(&mut machine.io, id);
+    worker.look_for_overdue(clock::now());
+    assert_eq!(worker.counters.overdue.get(), 1);
+    assert!(errors.take_overdue().is_some_and(|oldest| oldest > TIMEOUT));
 }
