@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use egret_disk::{Job, Op};
-use egret_vring::memory::IoVec;
+use egret_vring::memory::{IoVec, iovecs};
 use rustix::io::Errno;
 
 use crate::image::{Image, Kept};
@@ -182,9 +182,8 @@ impl Flights {
                         &request.buffers[..]
                     } else {
                         flight.pieces.clear();
-                        pieces(&request.buffers, flight.done, flight.part, |base, len| {
-                            flight.pieces.push(IoVec::new(base, len));
-                        });
+                        let (done, part) = (flight.done as usize, flight.part as usize);
+                        iovecs::append_range(&request.buffers, done, part, &mut flight.pieces);
                         &flight.pieces[..]
                     };
                     let (iovecs, count) = (list.as_ptr().cast(), list.len() as c_int);
@@ -218,25 +217,6 @@ impl Drop for Flights {
             // librbd may use all of it for as long as it lives.
             mem::forget((mem::take(&mut self.places), Arc::clone(&self.image)));
         }
-    }
-}
-
-/// Calls `each` with the pieces of `buffers` that hold bytes `at..at + len` of them.
-fn pieces(buffers: &[IoVec], mut at: u64, mut len: u64, mut each: impl FnMut(*mut u8, usize)) {
-    for piece in buffers {
-        let whole = piece.len() as u64;
-        if at >= whole {
-            at -= whole;
-            continue;
-        }
-        let take = (whole - at).min(len);
-        if take == 0 {
-            return;
-        }
-        // `at` is within the piece.
-        each(piece.base().wrapping_add(at as usize), take as usize);
-        len -= take;
-        at = 0;
     }
 }
 
