@@ -11,9 +11,10 @@
 use std::fmt;
 
 use libc::c_long;
+use strum::VariantArray;
 
 /// What a thread is there for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum ThreadKind {
     /// Serves monitors, makes what they order, and ends it: the main thread, the one of changes, those of teardowns.
     Control,
@@ -41,19 +42,7 @@ pub enum ThreadKind {
 
 impl ThreadKind {
     /// Every kind.
-    pub const ALL: [Self; 11] = [
-        Self::Control,
-        Self::Io,
-        Self::Worker,
-        Self::Session,
-        Self::Metrics,
-        Self::Watchdog,
-        Self::Log,
-        Self::Reservations,
-        Self::Connector,
-        Self::Rbd,
-        Self::Closer,
-    ];
+    pub const ALL: [Self; Self::VARIANTS.len()] = *Self::VARIANTS.first_chunk().expect("all of them");
 
     /// The kinds of threads that threads of this kind start.
     pub const fn starts(self) -> &'static [Self] {
