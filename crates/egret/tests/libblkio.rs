@@ -94,7 +94,7 @@ fn what_is_written_through_any_engine_reads_back_under_every_monitor() {
 
 #[test]
 fn a_block_device_is_served_like_a_file_by_every_engine() {
-    if !is_root_or_skips("a_block_device_is_served_like_a_file_by_every_engine", "for a loop device") {
+    if !is_root_or_skips("for a loop device") {
         return;
     }
     for (seed, engine) in engines().into_iter().enumerate() {

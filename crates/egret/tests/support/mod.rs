@@ -60,6 +60,15 @@ pub fn reset_is_end(e: io::Error) -> io::Result<usize> {
     if e.kind() == io::ErrorKind::ConnectionReset { Ok(0) } else { Err(e) }
 }
 
+/// Whether a program is there; if not, says so under the test's name, and fails where everything should be.
+pub fn has_or_skips(program: &str) -> bool {
+    let found = egret_lab::stack::find(program).is_some();
+    if !found {
+        egret_needs::this_test_lacks(program);
+    }
+    found
+}
+
 /// Waits until `look` finds something; for what has no descriptor to wait on, such as another process's threads.
 ///
 /// # Panics
