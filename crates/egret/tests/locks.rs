@@ -17,7 +17,7 @@ use support::PATIENCE;
 use support::attacker::{Ask, Attacker, DATA, Device, Variant};
 use support::disk::Disk;
 use support::fate::Fate;
-use support::guest::{Guest, REGION, Region};
+use support::guest::{Guest, REGION, Share};
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
@@ -180,9 +180,9 @@ fn a_guest_keeps_its_image_when_its_memory_or_a_descriptor_changes() {
     let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
     let here = Host::start_as(&scratch, "here", &image, &broken, export);
     let mut guest = Guest::boot(&here.socket);
-    let more = Region::new(0x8000_0000);
-    let message = more.message(REGION);
-    assert_eq!(guest.wire.order(ADD_MEM_REG, &message, &[more.memory.as_fd()]).expect("an answer"), 0);
+    let more = Share::new(0x8000_0000, REGION);
+    let message = more.message();
+    assert_eq!(guest.wire.order(ADD_MEM_REG, &message, &[more.file.as_fd()]).expect("an answer"), 0);
     assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0);
     assert!(guest.try_kick_anew());
     guest.read_honestly();
@@ -240,8 +240,8 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody_whoever
         if stops {
             guest.stop();
             assert!(here.is_active());
-            let more = Region::new(0x8000_0000);
-            let added = guest.wire.order(ADD_MEM_REG, &more.message(REGION), &[more.memory.as_fd()]);
+            let more = Share::new(0x8000_0000, REGION);
+            let added = guest.wire.order(ADD_MEM_REG, &more.message(), &[more.file.as_fd()]);
             assert_eq!(added.expect("an answer"), 0);
             assert!(here.is_active());
         }

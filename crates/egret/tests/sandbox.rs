@@ -200,7 +200,7 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     // A guest that takes its memory away.
     let mut guest = Guest::boot(&scratch.path("e0"));
     guest.read_honestly();
-    guest.rings.memory.set_len(0).unwrap();
+    guest.rings.file.set_len(0).unwrap();
     await_that("the queue or the session to end", || {
         guest.kick();
         guest.is_over()

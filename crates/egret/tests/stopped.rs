@@ -16,13 +16,13 @@ use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{self, Span, Spec};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
-use support::await_that;
 use support::disk::Disk;
 use support::http::get;
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::small::SmallFileSystem;
+use support::{Finished, await_that};
 
 const MIB: u64 = 1 << 20;
 /// Where files end for [`Program::egret_with_small_files`], at most.
@@ -123,15 +123,6 @@ fn what_is_to_be_ignored_or_is_no_lack_of_space_is_told_and_does_not_wait() {
         assert_eq!((&told["action"], &told["nospace"]), (&json!(action), &json!(false)));
         assert_eq!(io_status(&mut qmp), "ok");
         disk.first().read(BEYOND, 4096).unwrap();
-    }
-}
-
-/// Ends a load even where what it accompanied fails.
-struct Finished<'a>(&'a AtomicBool);
-
-impl Drop for Finished<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -18,7 +18,7 @@ use support::port::Port;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Reaped, Server, binary};
-use support::{await_some, await_that};
+use support::{Finished, await_some, await_that};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const MIB: u64 = 1 << 20;
@@ -220,15 +220,8 @@ fn top_prints_what_happens_as_plain_text_where_it_is_asked_to() {
         .monitor("m", &qmp);
     let _server = Server::start(&Program::egret(), &options);
     let done = AtomicBool::new(false);
-    /// Ends the load, also where something else has failed.
-    struct Done<'a>(&'a AtomicBool);
-    impl Drop for Done<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     let text = std::thread::scope(|scope| {
-        let _done = Done(&done);
+        let _finished = Finished(&done);
         scope.spawn(|| {
             let mut disk = Disk::connect(&scratch.path("disk")).unwrap();
             while !done.load(Ordering::Relaxed) {

@@ -30,8 +30,9 @@ use serde_json::json;
 
 use crate::changes::await_change;
 use crate::scene::{DIRECT, GIB, MIB, Scene};
-use crate::support::attacker::{Attacker, DATA, Device, Share, Variant, new_eventfd};
+use crate::support::attacker::{Attacker, DATA, Device, Variant, new_eventfd};
 use crate::support::await_that;
+use crate::support::guest::Share;
 use crate::support::nbd_client::NbdClient;
 use crate::support::qmp::Qmp;
 use crate::support::scratch::{Scratch, is_root_or_skips};

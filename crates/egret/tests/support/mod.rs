@@ -46,6 +46,7 @@ pub mod vm;
 pub mod wire;
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test gives up; generous, because only a failing test waits that long.
@@ -67,6 +68,15 @@ pub fn has_or_skips(program: &str) -> bool {
         egret_needs::this_test_lacks(program);
     }
     found
+}
+
+/// Ends a load even where what it accompanied fails.
+pub struct Finished<'a>(pub &'a AtomicBool);
+
+impl Drop for Finished<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Waits until `look` finds something; for what has no descriptor to wait on, such as another process's threads.

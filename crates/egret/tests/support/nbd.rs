@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blkio::ReqFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::await_that;
 use super::disk::Disk;
 use super::port::Port;
 use super::server::{Reaped, Server, await_stopped};
+use super::{Finished, await_that};
 
 /// A running server; killed when dropped.
 pub struct NbdServer {
@@ -168,13 +168,6 @@ pub fn has_servers_or_skips() -> bool {
 pub fn outages_cost_time_alone(server: &Server, export: &Path, image: &Path, mut again: impl FnMut()) {
     const EXTENT: Range<u64> = 0..8 << 20;
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
-    /// Stops the load, also where something else has failed.
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             let mut disk = Disk::connect(export).unwrap();
@@ -185,7 +178,7 @@ pub fn outages_cost_time_alone(server: &Server, export: &Path, image: &Path, mut
                 disk.first().verify_pattern(EXTENT, round).unwrap();
             }
         });
-        let stopping = Stop(&stop);
+        let finished = Finished(&stop);
         let connected = || server.log().iter().filter(|line| line.contains("connected to its server")).count();
         let begun = || rounds.load(Ordering::Relaxed);
         let mut round = 0;
@@ -202,7 +195,7 @@ pub fn outages_cost_time_alone(server: &Server, export: &Path, image: &Path, mut
             });
             round = begun();
         }
-        drop(stopping);
+        drop(finished);
         load.join().unwrap();
         Disk::open(image, false).unwrap().first().verify_pattern(EXTENT, begun()).unwrap();
     });
