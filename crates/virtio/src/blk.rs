@@ -103,11 +103,6 @@ impl Blk {
         &self.config
     }
 
-    /// The features that the driver took.
-    pub fn acked_features(&self) -> u64 {
-        self.acked.load(Ordering::Relaxed)
-    }
-
     /// Works out whether a write must be stable when it completes (5.2.6.2, the conditions of a stable write).
     fn settle(&self) {
         let acked = self.acked.load(Ordering::Relaxed);

@@ -450,7 +450,7 @@ fn the_cache_mode_outlives_features_set_again_and_not_a_reset() {
     blk.set_features(features).unwrap();
     assert!(!blk.is_write_through());
     assert_eq!(blk.set_features(1 << 40), Err(DriverError::NotOffered(1 << 40)));
-    assert_eq!(blk.acked_features(), features);
+    assert_eq!(blk.acked.load(Ordering::Relaxed), features);
 }
 
 #[test]
