@@ -11,9 +11,10 @@
 use std::fmt;
 
 use libc::c_long;
+use strum::VariantArray;
 
 /// What a thread is there for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum ThreadKind {
     /// Serves monitors, makes what they order, and ends it: the main thread, the one of changes, those of teardowns.
     Control,
@@ -41,19 +42,7 @@ pub enum ThreadKind {
 
 impl ThreadKind {
     /// Every kind.
-    pub const ALL: [Self; 11] = [
-        Self::Control,
-        Self::Io,
-        Self::Worker,
-        Self::Session,
-        Self::Metrics,
-        Self::Watchdog,
-        Self::Log,
-        Self::Reservations,
-        Self::Connector,
-        Self::Rbd,
-        Self::Closer,
-    ];
+    pub const ALL: [Self; Self::VARIANTS.len()] = *Self::VARIANTS.first_chunk().expect("all of them");
 
     /// The kinds of threads that threads of this kind start.
     pub const fn starts(self) -> &'static [Self] {
@@ -200,6 +189,20 @@ macro_rules! call {
     };
 }
 
+/// The same of one argument that is a constant, by its name.
+macro_rules! by {
+    ($name:ident, $who:expr, $why:expr, $index:literal, $of:ident::$constant:ident) => {
+        call!($name, $who, $why, stringify!($constant), int($index, $of::$constant as i64))
+    };
+}
+
+/// The same of an option of a socket.
+macro_rules! option {
+    ($name:ident, $who:expr, $why:expr, $level:ident, $option:ident) => {
+        call!($name, $who, $why, stringify!($option), int(1, libc::$level as i64), int(2, libc::$option as i64))
+    };
+}
+
 use ThreadKind::{Closer, Connector, Control, Io, Log, Metrics, Rbd, Reservations, Session, Watchdog, Worker};
 
 const ANY: &[ThreadKind] = &ThreadKind::ALL;
@@ -246,11 +249,13 @@ const SO_RCVTIMEO_NEW: i64 = 66;
 const SO_PASSRIGHTS: i64 = 83;
 
 /// From linux/fs.h; `libc` does not have them all.
-const BLKROGET: i64 = 0x125e;
-const BLKSSZGET: i64 = 0x1268;
-const BLKDISCARD: i64 = 0x1277;
-const BLKPBSZGET: i64 = 0x127b;
-const BLKGETSIZE64: i64 = 0x8008_1272;
+mod ioctl {
+    pub(super) const BLKROGET: i64 = 0x125e;
+    pub(super) const BLKSSZGET: i64 = 0x1268;
+    pub(super) const BLKDISCARD: i64 = 0x1277;
+    pub(super) const BLKPBSZGET: i64 = 0x127b;
+    pub(super) const BLKGETSIZE64: i64 = 0x8008_1272;
+}
 
 /// Every rule.
 pub const RULES: &[Rule] = &[
@@ -269,7 +274,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_close, ANY, "descriptors"),
     call!(SYS_write, ANY, "bells, the log"),
     call!(SYS_rt_sigprocmask, ANY, "starts and ends of threads"),
-    call!(SYS_rt_sigaction, ANY, "the SIGBUS handler", "SIGBUS", int(0, libc::SIGBUS as i64)),
+    by!(SYS_rt_sigaction, ANY, "the SIGBUS handler", 0, libc::SIGBUS),
     call!(SYS_rt_sigreturn, ANY, "the end of the SIGBUS handler"),
     call!(SYS_restart_syscall, ANY, "waiting on after a stop"),
     call!(SYS_sigaltstack, ANY, "starts and ends of threads"),
@@ -294,8 +299,8 @@ pub const RULES: &[Rule] = &[
     ),
     call!(SYS_set_robust_list, STARTERS, "starting a thread"),
     call!(SYS_rseq, STARTERS, "starting a thread"),
-    call!(SYS_prctl, STARTERS, "starting a thread", "PR_SET_NAME", int(0, libc::PR_SET_NAME as i64)),
-    call!(SYS_prctl, CONFINERS, "confining a thread", "PR_SET_NO_NEW_PRIVS", int(0, libc::PR_SET_NO_NEW_PRIVS as i64)),
+    by!(SYS_prctl, STARTERS, "starting a thread", 0, libc::PR_SET_NAME),
+    by!(SYS_prctl, CONFINERS, "confining a thread", 0, libc::PR_SET_NO_NEW_PRIVS),
     call!(
         SYS_seccomp,
         CONFINERS,
@@ -317,63 +322,27 @@ pub const RULES: &[Rule] = &[
     call!(SYS_io_setup, &[Io], "aio=native"),
     call!(SYS_io_submit, &[Io], "aio=native"),
     call!(SYS_io_destroy, &[Io], "aio=native"),
-    call!(SYS_io_uring_register, &[Io], "images as the ring's own files", "FILES2", int(1, register::FILES2 as i64)),
-    call!(
-        SYS_io_uring_register,
-        &[Io],
-        "images as the ring's own files",
-        "FILES_UPDATE",
-        int(1, register::FILES_UPDATE as i64)
-    ),
-    call!(
-        SYS_io_uring_register,
-        &[Io],
-        "images as the ring's own files",
-        "UNREGISTER_FILES",
-        int(1, register::UNREGISTER_FILES as i64)
-    ),
-    call!(
-        SYS_io_uring_register,
-        &[Io],
-        "aio=io_uring beside another monitor",
-        "EVENTFD",
-        int(1, register::EVENTFD as i64)
-    ),
-    call!(SYS_io_uring_register, &[Io], "pin-memory=on", "BUFFERS2", int(1, register::BUFFERS2 as i64)),
-    call!(SYS_io_uring_register, &[Io], "pin-memory=on", "BUFFERS_UPDATE", int(1, register::BUFFERS_UPDATE as i64)),
+    by!(SYS_io_uring_register, &[Io], "images as the ring's own files", 1, register::FILES2),
+    by!(SYS_io_uring_register, &[Io], "images as the ring's own files", 1, register::FILES_UPDATE),
+    by!(SYS_io_uring_register, &[Io], "images as the ring's own files", 1, register::UNREGISTER_FILES),
+    by!(SYS_io_uring_register, &[Io], "aio=io_uring beside another monitor", 1, register::EVENTFD),
+    by!(SYS_io_uring_register, &[Io], "pin-memory=on", 1, register::BUFFERS2),
+    by!(SYS_io_uring_register, &[Io], "pin-memory=on", 1, register::BUFFERS_UPDATE),
     call!(SYS_mincore, &[Io], "pin-memory=on"),
     call!(SYS_sched_setaffinity, &[Io, Control], "cpu-affinity; calibrating", "of the thread itself", int(0, 0)),
     // An I/O thread starts with these, before it narrows itself.
     call!(SYS_io_uring_setup, &[Control], "an I/O thread's ring"),
-    call!(
-        SYS_io_uring_register,
-        &[Control],
-        "an I/O thread's ring",
-        "RESTRICTIONS",
-        int(1, register::RESTRICTIONS as i64)
-    ),
-    call!(
-        SYS_io_uring_register,
-        &[Control],
-        "an I/O thread's ring",
-        "ENABLE_RINGS",
-        int(1, register::ENABLE_RINGS as i64)
-    ),
+    by!(SYS_io_uring_register, &[Control], "an I/O thread's ring", 1, register::RESTRICTIONS),
+    by!(SYS_io_uring_register, &[Control], "an I/O thread's ring", 1, register::ENABLE_RINGS),
     call!(SYS_epoll_create1, &[Control, Io], "an I/O thread's monitor; clients over NBD; connections to NBD servers"),
-    call!(
-        SYS_prctl,
-        &[Control],
-        "an I/O thread's deadlines",
-        "PR_SET_TIMERSLACK",
-        int(0, libc::PR_SET_TIMERSLACK as i64)
-    ),
+    by!(SYS_prctl, &[Control], "an I/O thread's deadlines", 0, libc::PR_SET_TIMERSLACK),
     // Workers.
     call!(SYS_preadv, &[Worker], "reads of aio=threads, or that cannot be done otherwise"),
     call!(SYS_pwritev, &[Worker], "writes likewise"),
     call!(SYS_pwritev2, &[Worker], "writes that are to be stable"),
     call!(SYS_fdatasync, &[Worker, Session, Control], "flushes; closing an image, or leaving it to others"),
     call!(SYS_fallocate, &[Worker], "discards and zeroes in files"),
-    call!(SYS_ioctl, &[Worker], "discards on devices", "BLKDISCARD", int(1, BLKDISCARD)),
+    by!(SYS_ioctl, &[Worker], "discards on devices", 1, ioctl::BLKDISCARD),
     // Sessions.
     call!(SYS_accept4, &[Session, Metrics, Control], "clients"),
     call!(
@@ -384,16 +353,9 @@ pub const RULES: &[Rule] = &[
     call!(SYS_sendmsg, &[Session, Io], "messages with descriptors; clients over NBD; requests to NBD servers"),
     // With MSG_FASTOPEN it would connect as well, to any port: Landlock is not asked.
     call!(SYS_sendmsg, &[Connector], "an NBD server's handshake", "no MSG_FASTOPEN", without(2, libc::MSG_FASTOPEN)),
-    call!(
-        SYS_getsockopt,
-        &[Session, Metrics, Control],
-        "who a client is",
-        "SO_PEERCRED",
-        int(1, libc::SOL_SOCKET as i64),
-        int(2, libc::SO_PEERCRED as i64)
-    ),
+    option!(SYS_getsockopt, &[Session, Metrics, Control], "who a client is", SOL_SOCKET, SO_PEERCRED),
     call!(SYS_statx, &[Session, Watchdog, Control], "what an image is, or a socket; how long a file is"),
-    call!(SYS_ioctl, &[Session], "a peer that does not read", "TIOCOUTQ", int(1, libc::TIOCOUTQ as i64)),
+    by!(SYS_ioctl, &[Session], "a peer that does not read", 1, libc::TIOCOUTQ),
     call!(SYS_fstat, &[Session], "what a peer's memory is"),
     call!(SYS_fadvise64, &[Session], "an image that others have written to"),
     call!(SYS_memfd_create, &[Session], "the record of requests in flight, the state of a device"),
@@ -402,14 +364,8 @@ pub const RULES: &[Rule] = &[
         &[Session, Control, Reservations],
         "the record of requests in flight; growing an image; a file of reservations"
     ),
-    call!(
-        SYS_fcntl,
-        &[Session, Closer],
-        "what a peer's descriptor is",
-        "F_GET_SEALS",
-        int(1, libc::F_GET_SEALS as i64)
-    ),
-    call!(SYS_fcntl, &[Session], "the record of requests in flight", "F_ADD_SEALS", int(1, libc::F_ADD_SEALS as i64)),
+    by!(SYS_fcntl, &[Session, Closer], "what a peer's descriptor is", 1, libc::F_GET_SEALS),
+    by!(SYS_fcntl, &[Session], "the record of requests in flight", 1, libc::F_ADD_SEALS),
     // What peers have sent.
     call!(SYS_timer_create, &[Closer], "an end to waiting for a socket that lingers"),
     call!(SYS_timer_settime, &[Closer], "an end to waiting for a socket that lingers"),
@@ -422,41 +378,14 @@ pub const RULES: &[Rule] = &[
         int(1, libc::SOL_SOCKET as i64),
         int(2, SO_PASSRIGHTS)
     ),
-    call!(
-        SYS_getsockopt,
-        &[Session],
-        "what a peer's channel is",
-        "SO_TYPE",
-        int(1, libc::SOL_SOCKET as i64),
-        int(2, libc::SO_TYPE as i64)
-    ),
+    option!(SYS_getsockopt, &[Session], "what a peer's channel is", SOL_SOCKET, SO_TYPE),
     // Metrics.
     call!(SYS_read, &[Session, Watchdog, Control, Io], "clients, files of the kernel's, bells"),
     call!(SYS_sendto, &[Metrics, Watchdog, Control], "answers; the service manager"),
-    call!(
-        SYS_setsockopt,
-        &[Session, Metrics, Control],
-        "clients over TCP",
-        "TCP_NODELAY",
-        int(1, libc::IPPROTO_TCP as i64),
-        int(2, libc::TCP_NODELAY as i64)
-    ),
-    call!(
-        SYS_setsockopt,
-        &[Session],
-        "clients over TCP",
-        "SO_KEEPALIVE",
-        int(1, libc::SOL_SOCKET as i64),
-        int(2, libc::SO_KEEPALIVE as i64)
-    ),
+    option!(SYS_setsockopt, &[Session, Metrics, Control], "clients over TCP", IPPROTO_TCP, TCP_NODELAY),
+    option!(SYS_setsockopt, &[Session], "clients over TCP", SOL_SOCKET, SO_KEEPALIVE),
     call!(SYS_shutdown, &[Metrics, Session], "clients that were told off, or that do not receive"),
-    call!(
-        SYS_ioctl,
-        &[Metrics, Watchdog, Control],
-        "sockets that do not block",
-        "FIONBIO",
-        int(1, libc::FIONBIO as i64)
-    ),
+    by!(SYS_ioctl, &[Metrics, Watchdog, Control], "sockets that do not block", 1, libc::FIONBIO),
     // The watchdog.
     call!(
         SYS_openat,
@@ -476,36 +405,23 @@ pub const RULES: &[Rule] = &[
         STREAM,
         int(2, 0)
     ),
-    call!(SYS_setsockopt, &[Connector], "NBD servers", "IPPROTO_TCP", int(1, libc::IPPROTO_TCP as i64)),
-    call!(
-        SYS_setsockopt,
-        &[Connector],
-        "NBD servers",
-        "SO_KEEPALIVE",
-        int(1, libc::SOL_SOCKET as i64),
-        int(2, libc::SO_KEEPALIVE as i64)
-    ),
+    by!(SYS_setsockopt, &[Connector], "NBD servers", 1, libc::IPPROTO_TCP),
+    option!(SYS_setsockopt, &[Connector], "NBD servers", SOL_SOCKET, SO_KEEPALIVE),
     // Control.
     call!(SYS_openat, &[Control, Reservations], "images and files of reservations, within what Landlock leaves"),
-    call!(SYS_fcntl, &[Session, Control], "image locks", "F_OFD_SETLK", int(1, libc::F_OFD_SETLK as i64)),
-    call!(SYS_fcntl, &[Session, Control], "image locks", "F_OFD_GETLK", int(1, libc::F_OFD_GETLK as i64)),
-    call!(
-        SYS_ioctl,
-        &[Io, Worker, Session, Control],
-        "what a device is, or whether it is gone",
-        "BLKGETSIZE64",
-        int(1, BLKGETSIZE64)
-    ),
-    call!(SYS_ioctl, &[Control], "what a device is", "BLKROGET", int(1, BLKROGET)),
-    call!(SYS_ioctl, &[Control], "what a device is", "BLKSSZGET", int(1, BLKSSZGET)),
-    call!(SYS_ioctl, &[Control], "what a device is", "BLKPBSZGET", int(1, BLKPBSZGET)),
-    call!(SYS_ioctl, &[Control], "whether a terminal is to see what happens", "TCGETS", int(1, libc::TCGETS as i64)),
-    call!(
+    by!(SYS_fcntl, &[Session, Control], "image locks", 1, libc::F_OFD_SETLK),
+    by!(SYS_fcntl, &[Session, Control], "image locks", 1, libc::F_OFD_GETLK),
+    by!(SYS_ioctl, &[Io, Worker, Session, Control], "what a device is, or whether it is gone", 1, ioctl::BLKGETSIZE64),
+    by!(SYS_ioctl, &[Control], "what a device is", 1, ioctl::BLKROGET),
+    by!(SYS_ioctl, &[Control], "what a device is", 1, ioctl::BLKSSZGET),
+    by!(SYS_ioctl, &[Control], "what a device is", 1, ioctl::BLKPBSZGET),
+    by!(SYS_ioctl, &[Control], "whether a terminal is to see what happens", 1, libc::TCGETS),
+    by!(
         SYS_socket,
         &[Watchdog, Control, Connector],
         "exports, monitors, the service manager, NBD servers",
-        "AF_UNIX",
-        int(0, libc::AF_UNIX as i64)
+        0,
+        libc::AF_UNIX
     ),
     call!(SYS_bind, &[Control], "sockets of exports and monitors"),
     call!(SYS_listen, &[Control], "sockets of exports and monitors"),
@@ -546,13 +462,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_openat, &[Rbd], "a cluster's configuration and keyrings, within what Landlock leaves"),
     call!(SYS_newfstatat, &[Rbd], "a cluster's configuration and keyrings"),
     call!(SYS_fstat, &[Rbd], "the same by newer C libraries"),
-    call!(
-        SYS_prctl,
-        &[Rbd],
-        "what the log of newer Cephs calls a thread",
-        "PR_GET_NAME",
-        int(0, libc::PR_GET_NAME as i64)
-    ),
+    by!(SYS_prctl, &[Rbd], "what the log of newer Cephs calls a thread", 0, libc::PR_GET_NAME),
     call!(SYS_lseek, &[Rbd], "a cluster's configuration and keyrings"),
     call!(SYS_statx, &[Rbd], "whose numbers of processes these are"),
     call!(SYS_pidfd_open, &[Rbd], "whether the process is gone that has an image locked"),
@@ -569,22 +479,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_fsync, &[Reservations], "a file of reservations, and its directory"),
     call!(SYS_renameat, &[Reservations], "a file of reservations in the place of the one before"),
     call!(SYS_clock_nanosleep, &[Control], "making a socket while nobody else does"),
-    call!(
-        SYS_getsockopt,
-        &[Control],
-        "what a socket is",
-        "SO_ACCEPTCONN",
-        int(1, libc::SOL_SOCKET as i64),
-        int(2, libc::SO_ACCEPTCONN as i64)
-    ),
-    call!(
-        SYS_getsockopt,
-        &[Session, Control],
-        "what a socket is",
-        "SO_DOMAIN",
-        int(1, libc::SOL_SOCKET as i64),
-        int(2, libc::SO_DOMAIN as i64)
-    ),
+    option!(SYS_getsockopt, &[Control], "what a socket is", SOL_SOCKET, SO_ACCEPTCONN),
+    option!(SYS_getsockopt, &[Session, Control], "what a socket is", SOL_SOCKET, SO_DOMAIN),
     call!(
         SYS_setsockopt,
         &[Control],
@@ -593,9 +489,9 @@ pub const RULES: &[Rule] = &[
         int(1, libc::SOL_SOCKET as i64),
         int(2, SO_RCVTIMEO_NEW)
     ),
-    call!(SYS_fcntl, &[Control], "a descriptor of a set", "F_DUPFD_CLOEXEC", int(1, libc::F_DUPFD_CLOEXEC as i64)),
-    call!(SYS_fcntl, &[Control], "what a descriptor was opened for", "F_GETFL", int(1, libc::F_GETFL as i64)),
-    call!(SYS_fcntl, &[Control], "an image past the page cache", "F_SETFL", int(1, libc::F_SETFL as i64)),
+    by!(SYS_fcntl, &[Control], "a descriptor of a set", 1, libc::F_DUPFD_CLOEXEC),
+    by!(SYS_fcntl, &[Control], "what a descriptor was opened for", 1, libc::F_GETFL),
+    by!(SYS_fcntl, &[Control], "an image past the page cache", 1, libc::F_SETFL),
     call!(SYS_newfstatat, &[Control], "users and groups by name"),
     call!(SYS_lseek, &[Session, Control], "what of an image is allocated; users and groups by name"),
     call!(SYS_geteuid, &[Control], "whose a socket is"),
@@ -622,7 +518,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_unlinkat, &[Session, Control], "sockets, the pidfile"),
     // The standard library of a debug build checks that a descriptor is open before it closes it.
     #[cfg(debug_assertions)]
-    call!(SYS_fcntl, ANY, "closing, in a debug build", "F_GETFD", int(1, libc::F_GETFD as i64)),
+    by!(SYS_fcntl, ANY, "closing, in a debug build", 1, libc::F_GETFD),
 ];
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use egret_event_loop::FromPeer;
-use egret_export::{Arrival, PeerLog, Rights, UnixSocket, keep_from_blocking};
+use egret_export::{PeerLog, Rights, UnixSocket, keep_from_blocking};
 use egret_vocabulary::Address;
 use egret_vocabulary::schema::Access;
 use rustix::net::AddressFamily;
@@ -47,14 +47,7 @@ impl Socket {
     /// The next client, if there is one that is let in; reading and writing do not block.
     pub(crate) fn accept(&self) -> io::Result<Option<FromPeer>> {
         match self {
-            Self::Unix(socket, log) => Ok(match socket.accept()? {
-                Arrival::Client(client) => Some(client),
-                Arrival::Refused(uid) => {
-                    log.warn(format_args!("a client of user {uid} is not let in: allow-uid does not name it"));
-                    None
-                }
-                Arrival::Nobody => None,
-            }),
+            Self::Unix(socket, log) => socket.accept(log),
             Self::Tcp(listener) => match listener.accept() {
                 Ok((client, _)) => prepare(client).map(Some),
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => Ok(None),

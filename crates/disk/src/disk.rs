@@ -307,11 +307,6 @@ impl Disk {
         self.limits.optimal_io
     }
 
-    /// Bytes that the addresses of buffers should be multiples of, to be moved without a copy.
-    pub fn memory_alignment(&self) -> u32 {
-        self.alignment.memory
-    }
-
     /// Bytes that offsets and the lengths of buffers should be multiples of, to be moved without a copy.
     pub fn offset_alignment(&self) -> u32 {
         self.alignment.offset

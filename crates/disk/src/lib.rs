@@ -48,6 +48,7 @@ mod options;
 mod refuse;
 mod remote;
 mod request;
+mod slab;
 mod stats;
 mod syncs;
 mod throttle;
@@ -74,6 +75,7 @@ pub use lock::{LOCK_PATIENCE, LOOK_AGAIN};
 pub use options::{Aio, DebugEvent, DetectZeroes, Discard, Driver, IoType, Locking, Options, RemoteKind, UnknownValue};
 pub use remote::{Remote, RemoteDisk, Shape};
 pub use request::{Completion, Ended, FailedRequest, Op, Request, RequestToken};
+pub use slab::Slab;
 pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
 pub use throttle::{Debt, LARGEST_LIMIT, Limit, Limits, LimitsError, Rates, ThrottleGroup};
 

@@ -71,14 +71,18 @@ pub trait Remote: Any + fmt::Debug + Send + Sync {
     }
 
     /// Whether it can be [made longer](Self::resize); else its owner alone does that.
-    fn can_resize(&self) -> bool;
+    fn can_resize(&self) -> bool {
+        false
+    }
 
     /// Makes it longer: so many bytes.
     ///
     /// # Errors
     ///
     /// It has more than that by now, what the other side says, or that this driver cannot.
-    fn resize(&self, bytes: u64) -> io::Result<()>;
+    fn resize(&self, _bytes: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Makes stable what was completed.
     ///

@@ -64,7 +64,7 @@ fn nobody_but_the_users_that_are_named_is_served_and_who_is_not_is_in_the_log() 
 
 #[test]
 fn whoever_the_mode_lets_connect_is_still_asked_for_by_user() {
-    if !is_root_or_skips("whoever_the_mode_lets_connect_is_still_asked_for_by_user", "to be another user") {
+    if !is_root_or_skips("to be another user") {
         return;
     }
     let scratch = Scratch::new();

@@ -9,12 +9,12 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-use support::await_that;
 use support::disk::Disk;
 use support::http::get_tcp;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Reaped, binary};
+use support::{await_that, has_or_skips};
 
 /// Two descriptors become 3 and 4, of this process unless `LISTEN_PID` says otherwise already: the shell's number is that
 /// of the program that it becomes.
@@ -179,10 +179,8 @@ fn a_socket_that_nobody_serves_is_warned_of() {
 
 #[test]
 fn systemds_own_tool_starts_it_for_the_first_client() {
-    let test = "systemds_own_tool_starts_it_for_the_first_client";
     let tool = "systemd-socket-activate";
-    if Command::new(tool).arg("--version").output().is_err() {
-        egret_needs::lacks(test, tool);
+    if !has_or_skips(tool) {
         return;
     }
     let scratch = Scratch::new();

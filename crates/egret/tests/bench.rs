@@ -20,7 +20,7 @@ use egret_lab::results::{Bottleneck, Cell, Measurement, Outcome, Run};
 use egret_lab::runner;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::Reaped;
-use support::{PATIENCE, await_some, await_that, await_within};
+use support::{PATIENCE, await_some, await_that, await_within, has_or_skips};
 
 /// A lab's place: its plan, its results, and everything temporary of it.
 struct Lab {
@@ -111,15 +111,6 @@ fn complaint(mut command: Command) -> String {
     said.trim().to_owned()
 }
 
-/// Whether a program is there; if not, says so under the test's name, and fails where everything should be.
-fn has_or_skips(program: &str, test: &str) -> bool {
-    let found = egret_lab::stack::find(program).is_some();
-    if !found {
-        egret_needs::lacks(test, program);
-    }
-    found
-}
-
 /// A subject for each way to a disk, under a load that reads and one that writes.
 fn ways(ways: &[(&str, &str)]) -> String {
     let mut plan = "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '16M'\n".to_owned();
@@ -140,8 +131,7 @@ fn are_served_from_elsewhere(run: &Run, subjects: usize) {
 
 #[test]
 fn a_disk_behind_an_nbd_server_is_measured_and_the_servers_time_is_apart() {
-    let test = "a_disk_behind_an_nbd_server_is_measured_and_the_servers_time_is_apart";
-    if !["nbdkit", "fio", "qemu-storage-daemon"].iter().all(|program| has_or_skips(program, test)) {
+    if !["nbdkit", "fio", "qemu-storage-daemon"].into_iter().all(has_or_skips) {
         return;
     }
     let all = [("egret", "nbd"), ("egret", "nbd+unix"), ("qemu-storage-daemon", "nbd+unix"), ("host", "nbd")];
@@ -238,7 +228,7 @@ fn a_plan_is_measured_cell_by_cell() {
 
 #[test]
 fn fio_on_the_host_is_the_reference_line() {
-    if !has_or_skips("fio", "fio_on_the_host_is_the_reference_line") {
+    if !has_or_skips("fio") {
         return;
     }
     let lab = Lab::new(
@@ -275,7 +265,7 @@ fn fio_on_the_host_is_the_reference_line() {
 
 #[test]
 fn fio_runs_on_several_hosts() {
-    if !has_or_skips("fio", "fio_runs_on_several_hosts") {
+    if !has_or_skips("fio") {
         return;
     }
     let lab = Lab::new("");
@@ -305,8 +295,7 @@ fn fio_runs_on_several_hosts() {
 
 #[test]
 fn fio_runs_over_ssh_on_a_disk_that_is_there() {
-    const TEST: &str = "fio_runs_over_ssh_on_a_disk_that_is_there";
-    if !has_or_skips("fio", TEST) {
+    if !has_or_skips("fio") {
         return;
     }
     let scratch = Scratch::new();
@@ -518,12 +507,8 @@ fn resumed(lab: &Lab, kept: &[Cell]) {
 
 #[test]
 fn a_lab_that_is_killed_leaves_nothing_behind_and_loses_no_cell() {
-    let test = "a_lab_that_is_killed_leaves_nothing_behind_and_loses_no_cell";
-    let kinds = if is_root_or_skips(test, "for a loop device") {
-        ["null", "file", "loop"].as_slice()
-    } else {
-        &["null", "file"]
-    };
+    let kinds =
+        if is_root_or_skips("for a loop device") { ["null", "file", "loop"].as_slice() } else { &["null", "file"] };
     for disk in kinds {
         let lab = slow(disk);
         let mut child = started(&lab);
@@ -704,7 +689,7 @@ fn a_result_of_a_newer_lab_is_refused() {
 
 #[test]
 fn a_device_that_is_in_use_or_not_empty_is_not_written_to() {
-    if !is_root_or_skips("a_device_that_is_in_use_or_not_empty_is_not_written_to", "for a loop device") {
+    if !is_root_or_skips("for a loop device") {
         return;
     }
     let scratch = Scratch::new();
@@ -743,8 +728,7 @@ fn a_device_that_is_in_use_or_not_empty_is_not_written_to() {
 
 #[test]
 fn a_device_is_written_full_where_that_is_asked_for_and_one_that_looks_empty_is_warned_of() {
-    const TEST: &str = "a_device_is_written_full_where_that_is_asked_for_and_one_that_looks_empty_is_warned_of";
-    if !is_root_or_skips(TEST, "for a loop device") || !has_or_skips("fio", TEST) {
+    if !is_root_or_skips("for a loop device") || !has_or_skips("fio") {
         return;
     }
     let scratch = Scratch::new();

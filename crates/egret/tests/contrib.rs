@@ -8,11 +8,11 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use support::PATIENCE;
 use support::disk::Disk;
 use support::http::get;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server, binary};
+use support::{PATIENCE, has_or_skips};
 
 const CONTRIB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib");
 
@@ -75,18 +75,9 @@ fn said_once(unit: &str, key: &str) -> String {
     value
 }
 
-/// Whether there is a program of systemd's; if not, says so under the test's name.
-fn has_or_skips(program: &str, test: &str) -> bool {
-    let has = Command::new(program).arg("--version").output().is_ok();
-    if !has {
-        egret_needs::lacks(test, program);
-    }
-    has
-}
-
 #[test]
 fn systemd_takes_the_units_as_they_are() {
-    if !has_or_skips("systemd-analyze", "systemd_takes_the_units_as_they_are") {
+    if !has_or_skips("systemd-analyze") {
         return;
     }
     let scratch = Scratch::new();
@@ -176,7 +167,7 @@ fn a_tenants_daemon_is_watched_and_confined_as_that_of_a_host_is() {
 
 #[test]
 fn sysusers_makes_the_users_and_groups_that_the_units_name() {
-    if !has_or_skips("systemd-sysusers", "sysusers_makes_the_users_and_groups_that_the_units_name") {
+    if !has_or_skips("systemd-sysusers") {
         return;
     }
     let scratch = Scratch::new();

@@ -64,9 +64,7 @@ fn a_write_that_fails_is_told_to_monitors_once_a_second_and_to_the_guest_each_ti
 
 #[test]
 fn a_flush_that_failed_stays_failed_until_the_disk_is_reopened_where_the_page_cache_may_have_been_in_between() {
-    let test =
-        "a_flush_that_failed_stays_failed_until_the_disk_is_reopened_where_the_page_cache_may_have_been_in_between";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     for (is_device, direct, is_lost) in [(true, true, false), (true, false, true), (false, true, true)] {
@@ -113,8 +111,7 @@ fn a_flush_that_failed_stays_failed_until_the_disk_is_reopened_where_the_page_ca
 
 #[test]
 fn what_is_lost_when_an_export_goes_is_told_to_who_has_the_next_and_lifted_by_a_reopening_alone() {
-    let test = "what_is_lost_when_an_export_goes_is_told_to_who_has_the_next_and_lifted_by_a_reopening_alone";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let mut failing = Failing::start("");
@@ -141,8 +138,7 @@ fn what_is_lost_when_an_export_goes_is_told_to_who_has_the_next_and_lifted_by_a_
 
 #[test]
 fn what_is_lost_is_told_to_who_has_the_image_next_by_a_layer_that_was_laid_over_its_node_or_taken_away() {
-    let test = "what_is_lost_is_told_to_who_has_the_image_next_by_a_layer_that_was_laid_over_its_node_or_taken_away";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let mut failing = Failing::start("");
@@ -163,8 +159,7 @@ fn what_is_lost_is_told_to_who_has_the_image_next_by_a_layer_that_was_laid_over_
 
 #[test]
 fn a_stable_write_that_failed_lets_no_flush_succeed_that_might_have_told_of_more() {
-    let test = "a_stable_write_that_failed_lets_no_flush_succeed_that_might_have_told_of_more";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     for aio in ["threads", "io_uring"] {
@@ -184,8 +179,7 @@ fn a_stable_write_that_failed_lets_no_flush_succeed_that_might_have_told_of_more
 
 #[test]
 fn what_the_kernel_cannot_do_asynchronously_is_done_by_a_worker_and_lost_by_nobody() {
-    let test = "what_the_kernel_cannot_do_asynchronously_is_done_by_a_worker_and_lost_by_nobody";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     // What a device's kernel may not know is a write that is to be stable; what is to be stable of a file is a worker's anyhow.
@@ -257,8 +251,7 @@ fn what_the_kernel_does_not_take_is_done_by_workers_where_there_is_nothing_to_wa
 
 #[test]
 fn what_the_kernel_does_not_take_waits_for_what_it_has() {
-    let test = "what_the_kernel_does_not_take_waits_for_what_it_has";
-    if !is_root_or_skips(test, "for a disk that takes its time") {
+    if !is_root_or_skips("for a disk that takes its time") {
         return;
     }
     let scratch = Scratch::new();
@@ -340,8 +333,7 @@ fn errors_are_injected_where_they_are_asked_for_until_the_disk_is_reopened_witho
 
 #[test]
 fn of_flushes_at_once_none_succeeds_where_the_page_cache_has_lost_a_write() {
-    let test = "of_flushes_at_once_none_succeeds_where_the_page_cache_has_lost_a_write";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let mut failing = Failing::start("cache.direct=off");
@@ -358,8 +350,7 @@ fn of_flushes_at_once_none_succeeds_where_the_page_cache_has_lost_a_write() {
 
 #[test]
 fn a_device_that_is_taken_away_stops_who_reads_and_has_no_lack_of_space_for_who_writes() {
-    let test = "a_device_that_is_taken_away_stops_who_reads_and_has_no_lack_of_space_for_who_writes";
-    if !is_root_or_skips(test, "for a device") {
+    if !is_root_or_skips("for a device") {
         return;
     }
     for aio in ["threads", "io_uring", "native,cache.direct=on", "io_uring,cache.direct=on"] {
@@ -400,8 +391,7 @@ fn a_device_that_is_taken_away_stops_who_reads_and_has_no_lack_of_space_for_who_
 
 #[test]
 fn a_device_that_is_full_and_has_all_that_it_had_lacks_space() {
-    let test = "a_device_that_is_full_and_has_all_that_it_had_lacks_space";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let mut failing = Failing::start("cache.direct=on");
@@ -412,8 +402,7 @@ fn a_device_that_is_full_and_has_all_that_it_had_lacks_space() {
 
 #[test]
 fn what_is_found_lost_when_its_image_is_closed_and_did_not_answer_is_told_to_who_has_the_image_next() {
-    let test = "what_is_found_lost_when_its_image_is_closed_and_did_not_answer_is_told_to_who_has_the_image_next";
-    if !is_root_or_skips(test, "for a disk that hangs") {
+    if !is_root_or_skips("for a disk that hangs") {
         return;
     }
     for reopens in [false, true] {
@@ -538,8 +527,7 @@ fn inject(disk: &FaultDisk, iotype: IoType, errno: ErrnoName, times: u64) {
 
 #[test]
 fn what_was_written_before_a_disk_was_reopened_is_stable_after_its_next_flush_or_no_flush_succeeds() {
-    let test = "what_was_written_before_a_disk_was_reopened_is_stable_after_its_next_flush_or_no_flush_succeeds";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     for (was_direct, is_direct) in [(false, true), (false, false), (true, false)] {
@@ -599,8 +587,7 @@ fn what_was_written_before_a_disk_was_reopened_is_stable_after_its_next_flush_or
 
 #[test]
 fn a_disk_that_hangs_with_what_was_written_can_be_reopened_and_its_flushes_wait() {
-    let test = "a_disk_that_hangs_with_what_was_written_can_be_reopened_and_its_flushes_wait";
-    if !is_root_or_skips(test, "for a disk that hangs") {
+    if !is_root_or_skips("for a disk that hangs") {
         return;
     }
     let mut failing = Failing::start("cache.direct=off");

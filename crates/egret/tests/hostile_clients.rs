@@ -122,11 +122,11 @@ fn orders_that_cannot_be_carried_out_are_refused() {
     let mut refused = |what: &str, request: u32, payload: &[u8], fds: usize| {
         scene.endures(what, |socket, _| {
             let mut wire = Wire::agree(socket, F_VERSION_1);
-            let region = Region::new(DATA);
-            let first = wire.order(ADD_MEM_REG, &region.message(REGION), &[region.memory.as_fd()]);
+            let region = Share::new(DATA, REGION);
+            let first = wire.order(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
             assert_eq!(first.expect("an answer"), 0, "the first region is fine");
-            let other = Region::new(DATA);
-            assert!(wire.refuses(request, payload, &vec![other.memory.as_fd(); fds]), "{what} is refused");
+            let other = Share::new(DATA, REGION);
+            assert!(wire.refuses(request, payload, &vec![other.file.as_fd(); fds]), "{what} is refused");
         });
     };
     let region = |guest: u64, len: u64, user: u64, offset: u64| u64s(&[0, guest, len, user, offset]);
@@ -167,8 +167,8 @@ fn a_ring_that_does_not_lie_in_memory_is_not_started() {
     let mut refused = |what: &str, rings: u64| {
         scene.endures(what, |socket, _| {
             let mut wire = Wire::agree(socket, F_VERSION_1);
-            let region = Region::new(DATA);
-            let added = wire.order(ADD_MEM_REG, &region.message(REGION), &[region.memory.as_fd()]);
+            let region = Share::new(DATA, REGION);
+            let added = wire.order(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
             assert_eq!(added.expect("an answer"), 0, "the region is fine");
             let kick = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
             assert_eq!(wire.order(SET_VRING_NUM, &u32s(&[0, SIZE.into()]), &[]).expect("an answer"), 0);
@@ -190,14 +190,14 @@ fn more_regions_than_slots_are_refused() {
     scene.endures("one region too many", |socket, _| {
         let mut wire = Wire::agree(socket, F_VERSION_1);
         let slots = wire.ask(GET_MAX_MEM_SLOTS, &[]).expect("the number of slots");
-        let region = |n: u64| Region::new((n + 1) << 30);
+        let region = |n: u64| Share::new((n + 1) << 30, REGION);
         for n in 0..slots {
             let region = region(n);
-            let added = wire.order(ADD_MEM_REG, &region.message(REGION), &[region.memory.as_fd()]);
+            let added = wire.order(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
             assert_eq!(added.expect("an answer"), 0, "there are {slots} slots, and this is number {n}");
         }
         let last = region(slots);
-        assert!(wire.refuses(ADD_MEM_REG, &last.message(REGION), &[last.memory.as_fd()]));
+        assert!(wire.refuses(ADD_MEM_REG, &last.message(), &[last.file.as_fd()]));
     });
 }
 
@@ -207,9 +207,9 @@ fn descriptors_sent_for_nothing_are_closed() {
     scene.neighbour.await_progress();
     let before = scene.server.descriptors();
     scene.survives("60 descriptors with the wrong message", |socket, _| {
-        let region = Region::new(DATA);
+        let region = Share::new(DATA, REGION);
         let mut wire = Wire::connect(socket);
-        wire.send(SET_OWNER, &[], &[region.memory.as_fd(); 60]).expect("the socket takes it");
+        wire.send(SET_OWNER, &[], &[region.file.as_fd(); 60]).expect("the socket takes it");
         // Whether this ends the session or is only overlooked is the daemon's choice.
         let _ = wire.ask(GET_FEATURES, &[]);
     });
@@ -314,15 +314,15 @@ fn memory_truncated_under_the_daemon_costs_its_owner_the_queue_and_nobody_else_a
         });
     };
     truncated("rings that vanish", &|guest| {
-        guest.rings.memory.set_len(0).expect("our own memory");
+        guest.rings.file.set_len(0).expect("our own memory");
         guest.kick();
     });
     truncated("headers that vanish", &|guest| {
-        guest.data.memory.set_len(0).expect("our own memory");
+        guest.data.file.set_len(0).expect("our own memory");
         guest.offer(0);
     });
     truncated("a used ring that vanishes", &|guest| {
-        guest.rings.memory.set_len(USED).expect("our own memory");
+        guest.rings.file.set_len(USED).expect("our own memory");
         guest.offer(0);
     });
 }
@@ -342,7 +342,7 @@ fn a_buffer_that_vanishes_costs_its_owner_a_request_or_the_queue() {
             guest.describe_read(4096);
             guest.put_data(status_at, &[0xFF]);
             guest.describe(2, status_at, 1, WRITE, 0);
-            guest.data.memory.set_len(BUFFER_AT - DATA).expect("our own memory");
+            guest.data.file.set_len(BUFFER_AT - DATA).expect("our own memory");
             guest.offer(0);
             await_that("the request or the queue to fail", || guest.used() == 2 || guest.is_over());
             assert!(guest.is_over() || guest.data_byte(status_at) == 1, "{disk}: VIRTIO_BLK_S_IOERR");
@@ -371,7 +371,7 @@ fn memory_removed_under_requests_in_flight_is_let_go_after_them() {
         guest.describe_read(4096);
         guest.offer(0);
         await_that("the daemon to take the request up", || guest.is_taken_up());
-        let message = guest.data.message(REGION);
+        let message = guest.data.message();
         assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0, "it is removed");
         assert_eq!(guest.used(), 1, "an answered removal means that nothing uses the region");
     });
@@ -384,9 +384,7 @@ fn adds(wire: &mut Wire, memory: &File, at: u64, len: u64) -> bool {
 
 /// Memory as long as a test likes, of which nothing is there.
 fn sparse(len: u64) -> File {
-    let memory = Region::new(0).memory;
-    memory.set_len(len).expect("its length");
-    memory
+    Share::new(0, len).file
 }
 
 #[test]

@@ -23,7 +23,7 @@ const DISK: u64 = 192 << 20;
 
 #[test]
 fn fio_in_a_guest_measures_virtio_blk_of_qemus_own() {
-    if !can_boot_or_skips("fio_in_a_guest_measures_virtio_blk_of_qemus_own") {
+    if !can_boot_or_skips() {
         return;
     }
     let lab = Lab::new();
@@ -35,7 +35,7 @@ fn fio_in_a_guest_measures_virtio_blk_of_qemus_own() {
 
 #[test]
 fn fio_in_a_guest_measures_virtio_scsi_of_qemus_own_on_two_io_threads() {
-    if !can_boot_or_skips("fio_in_a_guest_measures_virtio_scsi_of_qemus_own_on_two_io_threads") {
+    if !can_boot_or_skips() {
         return;
     }
     let lab = Lab::new();
@@ -45,7 +45,7 @@ fn fio_in_a_guest_measures_virtio_scsi_of_qemus_own_on_two_io_threads() {
 
 #[test]
 fn fio_in_a_guest_measures_virtio_blk_served_by_egret() {
-    if !can_boot_or_skips("fio_in_a_guest_measures_virtio_blk_served_by_egret") {
+    if !can_boot_or_skips() {
         return;
     }
     let lab = Lab::new();
@@ -56,7 +56,7 @@ fn fio_in_a_guest_measures_virtio_blk_served_by_egret() {
 
 #[test]
 fn fio_in_a_guest_measures_virtio_scsi_served_by_egret() {
-    if !can_boot_or_skips("fio_in_a_guest_measures_virtio_scsi_served_by_egret") {
+    if !can_boot_or_skips() {
         return;
     }
     let lab = Lab::new();
@@ -66,7 +66,7 @@ fn fio_in_a_guest_measures_virtio_scsi_served_by_egret() {
 
 #[test]
 fn a_guest_has_the_scheduler_that_its_subject_asks_for_or_the_cell_says_what_it_has() {
-    if !can_boot_or_skips("a_guest_has_the_scheduler_that_its_subject_asks_for_or_the_cell_says_what_it_has") {
+    if !can_boot_or_skips() {
         return;
     }
     let lab = Lab::new();
@@ -90,7 +90,7 @@ fn a_guest_has_the_scheduler_that_its_subject_asks_for_or_the_cell_says_what_it_
 
 #[test]
 fn rsync_and_a_database_run_in_one_guest_one_after_the_other() {
-    if !can_boot_or_skips("rsync_and_a_database_run_in_one_guest_one_after_the_other") {
+    if !can_boot_or_skips() {
         return;
     }
     run("make-apps");
@@ -111,7 +111,7 @@ fn rsync_and_a_database_run_in_one_guest_one_after_the_other() {
 
 #[test]
 fn two_qemus_are_compared_in_guests_and_a_mail_tells_of_it() {
-    if !can_boot_or_skips("two_qemus_are_compared_in_guests_and_a_mail_tells_of_it") {
+    if !can_boot_or_skips() {
         return;
     }
     run("make-guest");

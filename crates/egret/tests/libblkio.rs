@@ -16,7 +16,7 @@ use serde_json::json;
 
 use support::await_that;
 use support::disk::{Client, Disk, pattern};
-use support::guest::{BUFFER_AT, DATA, Guest, HEADER_AT, NEXT, REGION, Region, STATUS_AT, WRITE};
+use support::guest::{BUFFER_AT, DATA, Guest, HEADER_AT, NEXT, REGION, STATUS_AT, Share, WRITE};
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
@@ -94,7 +94,7 @@ fn what_is_written_through_any_engine_reads_back_under_every_monitor() {
 
 #[test]
 fn a_block_device_is_served_like_a_file_by_every_engine() {
-    if !is_root_or_skips("a_block_device_is_served_like_a_file_by_every_engine", "for a loop device") {
+    if !is_root_or_skips("for a loop device") {
         return;
     }
     for (seed, engine) in engines().into_iter().enumerate() {
@@ -346,8 +346,8 @@ fn memory_added_under_a_request_in_flight_disturbs_nothing() {
     guest.describe_read(4096);
     guest.offer(0);
     await_that("the daemon to take up the read", || guest.is_taken_up());
-    let more = Region::new(DATA + (1 << 30));
-    let added = guest.wire.order(ADD_MEM_REG, &more.message(REGION), &[more.memory.as_fd()]);
+    let more = Share::new(DATA + (1 << 30), REGION);
+    let added = guest.wire.order(ADD_MEM_REG, &more.message(), &[more.file.as_fd()]);
     assert_eq!(added.expect("an answer"), 0, "memory is added while the queue runs");
     await_that("the read in flight", || guest.used() == 1);
     assert_eq!(guest.data_byte(STATUS_AT), 0, "the read in flight succeeds");

@@ -141,8 +141,7 @@ fn a_daemon_that_waits_for_a_disk_before_it_serves_is_ended_by_a_signal() {
 
 #[test]
 fn a_daemon_that_is_the_first_process_of_a_container_and_waits_for_a_disk_is_ended_by_a_signal() {
-    let test = "a_daemon_that_is_the_first_process_of_a_container_and_waits_for_a_disk_is_ended_by_a_signal";
-    if !is_root_or_skips(test, "for a namespace of processes") {
+    if !is_root_or_skips("for a namespace of processes") {
         return;
     }
     let scratch = Scratch::new();
@@ -296,9 +295,7 @@ fn is_in_the_kernel(server: &Server) -> bool {
 
 #[test]
 fn a_disk_that_hangs_in_the_kernel_is_named_all_else_is_done_and_the_process_is_gone_when_the_kernel_lets_it() {
-    let test =
-        "a_disk_that_hangs_in_the_kernel_is_named_all_else_is_done_and_the_process_is_gone_when_the_kernel_lets_it";
-    if !is_root_or_skips(test, "for a disk that hangs") {
+    if !is_root_or_skips("for a disk that hangs") {
         return;
     }
     for aio in ["threads", "io_uring", "native"] {

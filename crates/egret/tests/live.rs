@@ -11,7 +11,6 @@ use std::time::Duration;
 use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{self, Job, Span, Spec, Waiting};
 use serde_json::{Value, json};
-use support::await_that;
 use support::disk::{self, BLOCK, Disk};
 use support::guest::Guest;
 use support::http::sum;
@@ -19,6 +18,7 @@ use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 use support::wire::{GET_VRING_BASE, u32s};
+use support::{Finished, await_that};
 
 const MIB: u64 = 1 << 20;
 const QUEUES: u16 = 4;
@@ -108,15 +108,6 @@ impl Deployment {
         let mut arguments = json!({"id": "e0"});
         arguments.as_object_mut().expect("an object").extend(how.as_object().cloned().expect("an object"));
         pause(&self.qmp.run("egret-map-queues", arguments))
-    }
-}
-
-/// Ends a load even where what it accompanied fails.
-struct Finished<'a>(&'a AtomicBool);
-
-impl Drop for Finished<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -17,7 +17,7 @@ use support::PATIENCE;
 use support::attacker::{Ask, Attacker, DATA, Device, Variant};
 use support::disk::Disk;
 use support::fate::Fate;
-use support::guest::{Guest, REGION, Region};
+use support::guest::{Guest, REGION, Share};
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
@@ -180,9 +180,9 @@ fn a_guest_keeps_its_image_when_its_memory_or_a_descriptor_changes() {
     let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
     let here = Host::start_as(&scratch, "here", &image, &broken, export);
     let mut guest = Guest::boot(&here.socket);
-    let more = Region::new(0x8000_0000);
-    let message = more.message(REGION);
-    assert_eq!(guest.wire.order(ADD_MEM_REG, &message, &[more.memory.as_fd()]).expect("an answer"), 0);
+    let more = Share::new(0x8000_0000, REGION);
+    let message = more.message();
+    assert_eq!(guest.wire.order(ADD_MEM_REG, &message, &[more.file.as_fd()]).expect("an answer"), 0);
     assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0);
     assert!(guest.try_kick_anew());
     guest.read_honestly();
@@ -240,8 +240,8 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody_whoever
         if stops {
             guest.stop();
             assert!(here.is_active());
-            let more = Region::new(0x8000_0000);
-            let added = guest.wire.order(ADD_MEM_REG, &more.message(REGION), &[more.memory.as_fd()]);
+            let more = Share::new(0x8000_0000, REGION);
+            let added = guest.wire.order(ADD_MEM_REG, &more.message(), &[more.file.as_fd()]);
             assert_eq!(added.expect("an answer"), 0);
             assert!(here.is_active());
         }
@@ -257,9 +257,7 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody_whoever
 
 #[test]
 fn an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_ended_and_tried_that_again() {
-    let test =
-        "an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_ended_and_tried_that_again";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     // Where flushes are ignored, too, and where the daemon has it because its export has gone.
@@ -340,8 +338,7 @@ fn ended(guest: &mut Attacker, ask: Ask, buffers: &[(u64, u32)]) -> u8 {
 
 #[test]
 fn a_loss_that_is_found_when_rings_stop_is_told_to_the_guest_before_a_reopening_lifts_it() {
-    let test = "a_loss_that_is_found_when_rings_stop_is_told_to_the_guest_before_a_reopening_lifts_it";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     for no_flush in ["off", "on"] {
@@ -509,10 +506,7 @@ fn be_well(faulty: &FaultDisk) {
 
 #[test]
 fn a_unit_that_is_taken_away_is_locked_until_the_last_of_its_requests_has_ended() {
-    if !is_root_or_skips(
-        "a_unit_that_is_taken_away_is_locked_until_the_last_of_its_requests_has_ended",
-        "for a disk that fails",
-    ) {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let scratch = Scratch::new();
@@ -536,10 +530,7 @@ fn a_unit_that_is_taken_away_is_locked_until_the_last_of_its_requests_has_ended(
 
 #[test]
 fn a_unit_that_is_taken_away_while_its_queues_stop_is_locked_until_the_last_of_its_requests_has_ended() {
-    if !is_root_or_skips(
-        "a_unit_that_is_taken_away_while_its_queues_stop_is_locked_until_the_last_of_its_requests_has_ended",
-        "for a disk that fails",
-    ) {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let scratch = Scratch::new();
@@ -567,8 +558,7 @@ fn a_unit_that_is_taken_away_while_its_queues_stop_is_locked_until_the_last_of_i
 
 #[test]
 fn a_unit_that_is_taken_away_twice_while_its_disk_hangs_holds_up_no_change_of_others() {
-    let test = "a_unit_that_is_taken_away_twice_while_its_disk_hangs_holds_up_no_change_of_others";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let scratch = Scratch::new();
@@ -590,8 +580,7 @@ fn a_unit_that_is_taken_away_twice_while_its_disk_hangs_holds_up_no_change_of_ot
 
 #[test]
 fn an_export_that_is_deleted_and_whose_last_writes_could_not_be_written_out_leaves_its_image_to_nobody() {
-    let test = "an_export_that_is_deleted_and_whose_last_writes_could_not_be_written_out_leaves_its_image_to_nobody";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     for is_there in [true, false] {
@@ -628,8 +617,7 @@ fn an_export_that_is_deleted_and_whose_last_writes_could_not_be_written_out_leav
 
 #[test]
 fn an_image_that_stays_locked_though_its_guest_has_left_is_given_back_by_hand_when_it_can_be() {
-    let test = "an_image_that_stays_locked_though_its_guest_has_left_is_given_back_by_hand_when_it_can_be";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let scratch = Scratch::new();
@@ -657,8 +645,7 @@ fn an_image_that_stays_locked_though_its_guest_has_left_is_given_back_by_hand_wh
 
 #[test]
 fn a_unit_that_is_taken_away_and_whose_last_writes_could_not_be_written_out_is_left_to_nobody() {
-    let test = "a_unit_that_is_taken_away_and_whose_last_writes_could_not_be_written_out_is_left_to_nobody";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     for no_flush in ["off", "on"] {
@@ -703,8 +690,7 @@ fn a_unit_that_is_taken_away_and_whose_last_writes_could_not_be_written_out_is_l
 
 #[test]
 fn a_unit_that_could_not_be_written_out_is_given_back_by_hand_when_it_can_be_or_closed() {
-    let test = "a_unit_that_could_not_be_written_out_is_given_back_by_hand_when_it_can_be_or_closed";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     for (command, arguments) in [
@@ -729,8 +715,7 @@ fn a_unit_that_could_not_be_written_out_is_given_back_by_hand_when_it_can_be_or_
 
 #[test]
 fn an_image_that_a_deleted_export_could_not_write_out_is_let_go_of_when_the_guest_of_the_next_one_stops() {
-    let test = "an_image_that_a_deleted_export_could_not_write_out_is_let_go_of_when_the_guest_of_the_next_one_stops";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let scratch = Scratch::new();
@@ -756,8 +741,7 @@ fn an_image_that_a_deleted_export_could_not_write_out_is_let_go_of_when_the_gues
 
 #[test]
 fn a_unit_that_could_not_be_written_out_is_let_go_of_when_the_next_guest_that_has_it_stops() {
-    let test = "a_unit_that_could_not_be_written_out_is_let_go_of_when_the_next_guest_that_has_it_stops";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let scratch = Scratch::new();

@@ -44,7 +44,7 @@ fn a_port_of_a_test_s_own_is_nobody_else_s_while_its_server_comes_and_goes() {
 
 #[test]
 fn data_is_what_was_written_whatever_the_server_can_do() {
-    if !has_servers_or_skips("data_is_what_was_written_whatever_the_server_can_do") {
+    if !has_servers_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -87,7 +87,7 @@ fn data_is_what_was_written_whatever_the_server_can_do() {
 
 #[test]
 fn data_is_what_was_written_over_each_server_that_there_is() {
-    if !has_servers_or_skips("data_is_what_was_written_over_each_server_that_there_is") {
+    if !has_servers_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -119,7 +119,7 @@ fn data_is_what_was_written_over_each_server_that_there_is() {
 
 #[test]
 fn a_server_that_is_killed_under_load_costs_time_and_nothing_else() {
-    if !has_servers_or_skips("a_server_that_is_killed_under_load_costs_time_and_nothing_else") {
+    if !has_servers_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -137,7 +137,7 @@ fn a_server_that_is_killed_under_load_costs_time_and_nothing_else() {
 
 #[test]
 fn without_a_reconnect_delay_the_guest_sees_errors_until_the_server_is_back() {
-    if !has_servers_or_skips("without_a_reconnect_delay_the_guest_sees_errors_until_the_server_is_back") {
+    if !has_servers_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -161,7 +161,7 @@ fn without_a_reconnect_delay_the_guest_sees_errors_until_the_server_is_back() {
 
 #[test]
 fn a_server_that_says_nothing_holds_up_its_own_disk_alone() {
-    if !has_servers_or_skips("a_server_that_says_nothing_holds_up_its_own_disk_alone") {
+    if !has_servers_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -197,7 +197,7 @@ fn a_server_that_says_nothing_holds_up_its_own_disk_alone() {
 
 #[test]
 fn what_a_server_fails_at_is_the_guests_to_know() {
-    if !has_servers_or_skips("what_a_server_fails_at_is_the_guests_to_know") {
+    if !has_servers_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -214,7 +214,7 @@ fn what_a_server_fails_at_is_the_guests_to_know() {
 
 #[test]
 fn a_guest_is_told_when_the_export_has_grown() {
-    if !has_servers_or_skips("a_guest_is_told_when_the_export_has_grown") {
+    if !has_servers_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -237,7 +237,7 @@ fn a_guest_is_told_when_the_export_has_grown() {
 
 #[test]
 fn what_is_wrong_with_a_server_is_said_in_a_line_when_its_disk_is_opened() {
-    if !has_servers_or_skips("what_is_wrong_with_a_server_is_said_in_a_line_when_its_disk_is_opened") {
+    if !has_servers_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -289,7 +289,7 @@ fn what_is_wrong_with_a_server_is_said_in_a_line_when_its_disk_is_opened() {
 
 #[test]
 fn a_server_that_has_one_client_at_a_time_is_left_before_its_disk_is_opened_otherwise() {
-    if !has_servers_or_skips("a_server_that_has_one_client_at_a_time_is_left_before_its_disk_is_opened_otherwise") {
+    if !has_servers_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -310,7 +310,7 @@ fn a_server_that_has_one_client_at_a_time_is_left_before_its_disk_is_opened_othe
 
 #[test]
 fn queues_move_between_io_threads_where_the_server_allows_it_and_stay_where_not() {
-    if !has_servers_or_skips("queues_move_between_io_threads_where_the_server_allows_it_and_stay_where_not") {
+    if !has_servers_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -347,7 +347,7 @@ fn changes_logged(log: &Path) -> Vec<String> {
 
 #[test]
 fn what_was_written_over_a_connection_is_flushed_over_it_before_it_is_closed_for_another() {
-    if !has_servers_or_skips("what_was_written_over_a_connection_is_flushed_over_it_before_it_is_closed_for_another") {
+    if !has_servers_or_skips() {
         return;
     }
     for (several, does) in [("disable", "flush"), ("disable", "end"), ("auto", "end"), ("disable", "resize")] {
@@ -395,8 +395,7 @@ fn what_was_written_over_a_connection_is_flushed_over_it_before_it_is_closed_for
 
 #[test]
 fn to_reopen_a_disk_that_is_here_asks_nothing_of_a_server_and_to_reopen_a_server_s_connects_anew() {
-    const TEST: &str = "to_reopen_a_disk_that_is_here_asks_nothing_of_a_server_and_to_reopen_a_server_s_connects_anew";
-    if !has_servers_or_skips(TEST) {
+    if !has_servers_or_skips() {
         return;
     }
     let scratch = Scratch::new();

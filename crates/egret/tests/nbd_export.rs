@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use egret_nbd::protocol::{Headers, answer, command, command_flag, export_flag, option};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::await_that;
 use support::disk::{BLOCK, Disk};
 use support::nbd_client::{NbdClient, greet, haggle, send_option, string};
 use support::neighbour::Neighbour;
@@ -20,6 +19,7 @@ use support::port::Port;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
+use support::{Finished, await_that};
 
 const MIB: u64 = 1 << 20;
 const ALL: [Headers; 3] = [Headers::Simple, Headers::Structured, Headers::Extended];
@@ -496,15 +496,6 @@ fn who_says_nothing_takes_nobodys_place_and_makes_room_for_who_does() {
     let mut second = deployment.connect(Headers::Structured);
     assert_eq!(first.read(0, 4096), second.read(0, 4096));
     drop(silent);
-}
-
-/// Ends clients even where what they accompany fails.
-struct Finished<'a>(&'a AtomicBool);
-
-impl Drop for Finished<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 #[test]

@@ -83,15 +83,15 @@ fn what_is_read_goes_to_the_memory_that_there_is_and_not_to_what_there_was() {
         let mut guest = Guest::boot(&scene.socket);
         let mut gone = Vec::new();
         for round in 0..8 {
-            fill(&guest.data.memory);
+            fill(&guest.data.file);
             scene.await_registered(&mut guest);
             assert_eq!(guest.data_byte(BUFFER_AT), CONTENT);
             // Others' memory takes its place, at the same address of the guest's, and likely of the daemon's.
-            let message = guest.data.message(REGION);
+            let message = guest.data.message();
             assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0, "round {round}");
-            let old = std::mem::replace(&mut guest.data, Region::new(DATA)).memory;
-            fill(&guest.data.memory);
-            let added = guest.wire.order(ADD_MEM_REG, &message, &[guest.data.memory.as_fd()]);
+            let old = std::mem::replace(&mut guest.data, Share::new(DATA, REGION)).file;
+            fill(&guest.data.file);
+            let added = guest.wire.order(ADD_MEM_REG, &message, &[guest.data.file.as_fd()]);
             assert_eq!(added.expect("an answer"), 0);
             old.write_all_at(&[1; 4096], BUFFER_AT - DATA).expect("our own memory");
             gone.push(old);
@@ -111,24 +111,22 @@ fn a_client_that_replaces_its_memory_without_end_delays_others_a_little_and_leav
     let neighbour = Neighbour::start(&scene.beside);
     for _ in 0..3 {
         let mut guest = Guest::boot(&scene.socket);
-        fill(&guest.data.memory);
+        fill(&guest.data.file);
         scene.await_registered(&mut guest);
         // Large, and all of it there; and sparse, and larger than any guest's.
-        let large = Region::new(1 << 40);
-        large.memory.set_len(64 * MIB).expect("its length");
-        large.memory.write_all_at(&vec![0; 64 << 20], 0).expect("our own memory");
-        let sparse = Region::new(2 << 40);
-        sparse.memory.set_len(1 << 40).expect("its length");
-        for (region, len, at) in [(&large, 64 * MIB, 1 << 40), (&sparse, 1 << 40, 2 << 40)] {
+        let large = Share::new(1 << 40, 64 * MIB);
+        large.file.write_all_at(&vec![0; 64 << 20], 0).expect("our own memory");
+        let sparse = Share::new(2 << 40, 1 << 40);
+        for region in [&large, &sparse] {
             for round in 0..8 {
-                let message = region.message(len);
-                let added = guest.wire.order(ADD_MEM_REG, &message, &[region.memory.as_fd()]);
+                let message = region.message();
+                let added = guest.wire.order(ADD_MEM_REG, &message, &[region.file.as_fd()]);
                 assert_eq!(added.expect("an answer"), 0);
                 // To each part of it, of which none was read to before.
                 let mut read_to_each_part = || {
                     for part in 0..4 {
                         guest.describe_read(4096);
-                        guest.describe(1, at + part * (16 * MIB), 4096, NEXT | WRITE, 2);
+                        guest.describe(1, region.guest + part * (16 * MIB), 4096, NEXT | WRITE, 2);
                         let before = guest.used();
                         guest.offer(0);
                         await_that("a read", || guest.used() == before.wrapping_add(1));
@@ -136,7 +134,7 @@ fn a_client_that_replaces_its_memory_without_end_delays_others_a_little_and_leav
                     }
                 };
                 read_to_each_part();
-                if round == 0 && len == 64 * MIB {
+                if round == 0 && region.len == 64 * MIB {
                     await_that("some of it to be pinned", || {
                         read_to_each_part();
                         scene.pinned() >= (32 * MIB) as f64
@@ -161,10 +159,10 @@ fn memory_that_cannot_be_pinned_costs_a_client_a_line_in_the_log_and_nothing_els
     let memory = tempfile::tempfile_in(place).expect("a file");
     memory.set_len(REGION).expect("its length");
     fill(&memory);
-    let message = guest.data.message(REGION);
+    let message = guest.data.message();
     assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0);
-    guest.data.memory = memory;
-    let added = guest.wire.order(ADD_MEM_REG, &message, &[guest.data.memory.as_fd()]);
+    guest.data.file = memory;
+    let added = guest.wire.order(ADD_MEM_REG, &message, &[guest.data.file.as_fd()]);
     assert_eq!(added.expect("an answer"), 0);
     let told = || scene.server.complaints().iter().filter(|line| line.contains("cannot be pinned")).count();
     await_that("a line in the log", || {
@@ -203,9 +201,9 @@ fn a_ring_that_stops_and_starts_again_and_again_leaves_no_maps_of_its_memory_beh
     let scene = Scene::open("io_uring", "");
     let mut guest = Guest::boot(&scene.socket);
     // The more of them, the larger is a map.
-    let regions: Vec<Region> = (0..24).map(|n| Region::new((1 + n) << 40)).collect();
+    let regions: Vec<Share> = (0..24).map(|n| Share::new((1 + n) << 40, REGION)).collect();
     for region in &regions {
-        let added = guest.wire.order(ADD_MEM_REG, &region.message(REGION), &[region.memory.as_fd()]);
+        let added = guest.wire.order(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
         assert_eq!(added.expect("an answer"), 0);
     }
     let mut go_round = |rounds| {

@@ -16,12 +16,12 @@ use support::server::{Options, Program, Server};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// A Python that has `qemu.qmp`; `None`, where this is no CI, if there can be none.
-fn python(test: &str) -> Option<String> {
+fn python() -> Option<String> {
     let found = Command::new(format!("{ROOT}/scripts/install-qmp-client")).output().expect("our own script");
     if found.status.success() {
         return Some(String::from_utf8(found.stdout).expect("a path").trim().to_owned());
     }
-    egret_needs::lacks(test, format_args!("qemu.qmp: {}", String::from_utf8_lossy(&found.stderr)));
+    egret_needs::this_test_lacks(format_args!("qemu.qmp: {}", String::from_utf8_lossy(&found.stderr)));
     None
 }
 
@@ -32,7 +32,7 @@ fn in_place(scratch: &Scratch) -> Program {
 
 #[test]
 fn qemus_own_client_drives_every_command() {
-    let Some(python) = python("qemus_own_client_drives_every_command") else { return };
+    let Some(python) = python() else { return };
     let scratch = Scratch::new();
     let socket = scratch.path("qmp");
     let mut server = Server::start(&in_place(&scratch), &Options::new().monitor("m", &socket));
@@ -85,7 +85,7 @@ quit
 
 #[test]
 fn every_command_can_be_typed_into_qmp_shell() {
-    let Some(python) = python("every_command_can_be_typed_into_qmp_shell") else { return };
+    let Some(python) = python() else { return };
     let scratch = Scratch::new();
     std::fs::File::create(scratch.path("image")).unwrap().set_len(1 << 20).unwrap();
     let socket = scratch.path("qmp");

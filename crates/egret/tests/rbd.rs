@@ -109,11 +109,7 @@ fn a_guest_sees_a_slow_disk_where_an_osd_or_the_monitor_is_away_and_everybody_el
     ceph.revive(Part::Osd);
     // It takes its time to be there for all.
     ceph.run("rbd info disk");
-    let server = Server::start(&Program::egret(), &options);
-    client.connect(&socket);
-    client.drain();
-    client.wire = None;
-    assert_eq!(server.terminate().code(), Some(0));
+    client.finish(&options, &socket);
     holds_what_was_written(&ceph, "disk", &client);
 }
 
@@ -165,11 +161,7 @@ fn a_daemon_killed_under_load_is_taken_over_by_the_next_and_nothing_old_lands_on
         // Dropping it is SIGKILL.
         drop(server);
     }
-    let server = Server::start(&Program::egret(), &options);
-    client.connect(&socket);
-    client.drain();
-    client.wire = None;
-    assert_eq!(server.terminate().code(), Some(0));
+    client.finish(&options, &socket);
     holds_what_was_written(ceph, "killed", &client);
     let blocked = ceph.run("ceph osd blocklist ls");
     assert!(blocked.lines().filter(|line| line.starts_with("127.0.0.1:0/")).count() >= kills, "{blocked}");

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use support::attacker::{Ask, Attacker, DATA, Device, Variant};
-use support::calls::has_strace_or_skips;
+use support::has_or_skips;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
@@ -144,8 +144,7 @@ fn what_was_registered_is_there_after_a_kill_at_any_moment() {
 
 #[test]
 fn a_change_is_on_stable_storage_before_it_takes_the_place_of_the_one_before_and_then_its_place_is() {
-    let test = "a_change_is_on_stable_storage_before_it_takes_the_place_of_the_one_before_and_then_its_place_is";
-    if !has_strace_or_skips(test) {
+    if !has_or_skips("strace") {
         return;
     }
     let scratch = Scratch::new();
@@ -164,9 +163,7 @@ fn a_change_is_on_stable_storage_before_it_takes_the_place_of_the_one_before_and
 
 #[test]
 fn a_change_that_failed_when_the_new_file_was_in_place_already_has_not_happened_for_the_next_daemon_either() {
-    let test =
-        "a_change_that_failed_when_the_new_file_was_in_place_already_has_not_happened_for_the_next_daemon_either";
-    if !has_strace_or_skips(test) {
+    if !has_or_skips("strace") {
         return;
     }
     // Its thread flushes a file and the directory at the start, with the first change, and with the second; then, so that

@@ -21,7 +21,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Signal, getegid, geteuid};
 use serde_json::{Value, json};
 
-use support::calls::{Calls, has_strace_or_skips};
+use support::calls::Calls;
 use support::disk::Disk;
 use support::guest::Guest;
 use support::nbd::{NbdServer, has_servers_or_skips};
@@ -33,7 +33,7 @@ use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::wire::{F_VERSION_1, GET_INFLIGHT_FD, SET_BACKEND_REQ_FD, SET_VRING_CALL, Wire, inflight};
-use support::{PATIENCE, await_some, await_that, http};
+use support::{PATIENCE, await_some, await_that, has_or_skips, http};
 
 const MIB: u64 = 1 << 20;
 /// How often the watchdog wakes up under `--watchdog 1`, at least.
@@ -200,7 +200,7 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     // A guest that takes its memory away.
     let mut guest = Guest::boot(&scratch.path("e0"));
     guest.read_honestly();
-    guest.rings.memory.set_len(0).unwrap();
+    guest.rings.file.set_len(0).unwrap();
     await_that("the queue or the session to end", || {
         guest.kick();
         guest.is_over()
@@ -334,8 +334,7 @@ fn leave_a_socket(path: &Path) {
 
 #[test]
 fn every_rule_is_needed_and_none_is_missing() {
-    let name = "every_rule_is_needed_and_none_is_missing";
-    if !has_strace_or_skips(name) || !has_servers_or_skips(name) {
+    if !has_or_skips("strace") || !has_servers_or_skips() {
         return;
     }
     let mut calls = Calls::default();
@@ -585,10 +584,7 @@ const SOMEBODY: &str = "54321";
 
 #[test]
 fn a_daemon_that_gives_up_root_goes_on_with_what_is_open_and_leaves_nothing_behind() {
-    if !is_root_or_skips(
-        "a_daemon_that_gives_up_root_goes_on_with_what_is_open_and_leaves_nothing_behind",
-        "to give it up",
-    ) {
+    if !is_root_or_skips("to give it up") {
         return;
     }
     for sandbox in ["--sandbox=on", "--sandbox=off"] {

@@ -424,10 +424,7 @@ impl fmt::Display for Table {
 
 #[test]
 fn whatever_happens_to_a_daemon_no_request_fails_and_no_byte_is_another() {
-    if !is_root_or_skips(
-        "whatever_happens_to_a_daemon_no_request_fails_and_no_byte_is_another",
-        "for a disk that fails",
-    ) {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let number = |name: &str, otherwise| std::env::var(name).map_or(otherwise, |value| value.parse().expect(name));

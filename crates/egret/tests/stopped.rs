@@ -16,13 +16,13 @@ use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{self, Span, Spec};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
-use support::await_that;
 use support::disk::Disk;
 use support::http::get;
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::small::SmallFileSystem;
+use support::{Finished, await_that};
 
 const MIB: u64 = 1 << 20;
 /// Where files end for [`Program::egret_with_small_files`], at most.
@@ -126,15 +126,6 @@ fn what_is_to_be_ignored_or_is_no_lack_of_space_is_told_and_does_not_wait() {
     }
 }
 
-/// Ends a load even where what it accompanied fails.
-struct Finished<'a>(&'a AtomicBool);
-
-impl Drop for Finished<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Runs `act` while clients write all over the disk at `socket`, on so many queues, and then has them find what they wrote.
 /// None of their requests may fail.
 fn under_load(socket: &Path, queues: u16, act: impl FnOnce()) {
@@ -162,8 +153,7 @@ fn under_load(socket: &Path, queues: u16, act: impl FnOnce()) {
 
 #[test]
 fn a_thin_image_on_a_full_file_system_waits_under_load_and_goes_on_by_itself_when_space_is_freed() {
-    let test = "a_thin_image_on_a_full_file_system_waits_under_load_and_goes_on_by_itself_when_space_is_freed";
-    if !is_root_or_skips(test, "for a file system that is full") {
+    if !is_root_or_skips("for a file system that is full") {
         return;
     }
     for (aio, werror) in [("threads", "enospc"), ("io_uring", "stop"), ("native,cache.direct=on", "enospc")] {
@@ -210,8 +200,7 @@ fn a_thin_image_on_a_full_file_system_waits_under_load_and_goes_on_by_itself_whe
 
 #[test]
 fn a_flush_that_lost_writes_waits_until_its_disk_is_reopened_and_nothing_else_lets_it_go_on() {
-    let test = "a_flush_that_lost_writes_waits_until_its_disk_is_reopened_and_nothing_else_lets_it_go_on";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let scratch = Scratch::new();
@@ -251,8 +240,7 @@ fn a_flush_that_lost_writes_waits_until_its_disk_is_reopened_and_nothing_else_le
 
 #[test]
 fn a_request_that_fails_while_its_disk_is_reopened_is_told_of_like_others() {
-    let test = "a_request_that_fails_while_its_disk_is_reopened_is_told_of_like_others";
-    if !is_root_or_skips(test, "for a disk that hangs") {
+    if !is_root_or_skips("for a disk that hangs") {
         return;
     }
     let scratch = Scratch::new();
@@ -332,9 +320,7 @@ fn what_fails_is_told_and_exports_are_resumed_while_a_change_of_something_else_d
 
 #[test]
 fn a_disk_that_hangs_with_what_is_read_of_it_to_be_opened_fails_that_change_alone_and_is_opened_when_it_is_well() {
-    let test =
-        "a_disk_that_hangs_with_what_is_read_of_it_to_be_opened_fails_that_change_alone_and_is_opened_when_it_is_well";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     let scratch = Scratch::new();
@@ -382,8 +368,7 @@ fn a_disk_that_hangs_with_what_is_read_of_it_to_be_opened_fails_that_change_alon
 
 #[test]
 fn a_disk_that_hangs_is_neither_closed_nor_resized_and_others_are_until_it_is_well() {
-    let test = "a_disk_that_hangs_is_neither_closed_nor_resized_and_others_are_until_it_is_well";
-    if !is_root_or_skips(test, "for a disk that hangs") {
+    if !is_root_or_skips("for a disk that hangs") {
         return;
     }
     let scratch = Scratch::new();
@@ -420,8 +405,7 @@ fn a_disk_that_hangs_is_neither_closed_nor_resized_and_others_are_until_it_is_we
 
 #[test]
 fn a_disk_that_hangs_and_then_fails_is_told_of_and_comes_back_while_its_guest_waits_and_others_are_served() {
-    let test = "a_disk_that_hangs_and_then_fails_is_told_of_and_comes_back_while_its_guest_waits_and_others_are_served";
-    if !is_root_or_skips(test, "for a disk that fails") {
+    if !is_root_or_skips("for a disk that fails") {
         return;
     }
     // They wait most of the time.

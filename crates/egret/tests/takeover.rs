@@ -43,11 +43,7 @@ fn a_daemon_killed_under_load_is_taken_over_by_the_next_and_no_request_notices()
             // Dropping it is SIGKILL.
             drop(server);
         }
-        let server = Server::start(&Program::egret(), &options);
-        client.connect(&socket);
-        client.drain();
-        client.wire = None;
-        assert_eq!(server.terminate().code(), Some(0));
+        client.finish(&options, &socket);
         assert_holds_what_was_written(&image, &client, disk);
     }
 }
@@ -74,11 +70,7 @@ fn a_record_that_was_asked_for_with_fewer_descriptors_than_the_ring_has_loses_no
             assert_eq!(server.complaints(), Vec::<String>::new());
             drop(server);
         }
-        let server = Server::start(&Program::egret(), &options);
-        client.connect(&socket);
-        client.drain();
-        client.wire = None;
-        assert_eq!(server.terminate().code(), Some(0));
+        client.finish(&options, &socket);
         assert_holds_what_was_written(&image, &client, "a short record");
     }
 }

@@ -18,7 +18,7 @@ use support::port::Port;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Reaped, Server, binary};
-use support::{await_some, await_that};
+use support::{Finished, await_some, await_that};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const MIB: u64 = 1 << 20;
@@ -52,13 +52,13 @@ fn samples(page: &str) -> BTreeMap<&str, f64> {
 
 /// A program of Debian's package `prometheus`: installed, or in the cache that `scripts/install-test-deps` fills; `None`,
 /// where this is no CI, if there is none.
-fn prometheus(program: &str, test: &str) -> Option<PathBuf> {
+fn prometheus(program: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("EGRET_CACHE").map_or_else(|| Path::new(ROOT).join(".cache"), PathBuf::from);
     let cached = cache.join("prometheus/usr/bin");
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).chain([cached]).map(|dir| dir.join(program)).find(|path| path.exists());
     if found.is_none() {
-        egret_needs::lacks(test, format_args!("{program}: run scripts/install-test-deps"));
+        egret_needs::this_test_lacks(format_args!("{program}: run scripts/install-test-deps"));
     }
     found
 }
@@ -93,7 +93,7 @@ fn a_scrape_tells_what_clients_did_and_goes_on_counting_when_they_leave() {
 
 #[test]
 fn promtool_has_nothing_to_say_against_a_scrape() {
-    let Some(promtool) = prometheus("promtool", "promtool_has_nothing_to_say_against_a_scrape") else { return };
+    let Some(promtool) = prometheus("promtool") else { return };
     let scratch = Scratch::new();
     let _server = daemon(&scratch);
     let mut disk = Disk::connect(&scratch.path("disk")).unwrap();
@@ -111,7 +111,7 @@ fn promtool_has_nothing_to_say_against_a_scrape() {
 
 #[test]
 fn a_real_prometheus_scrapes_it() {
-    let Some(program) = prometheus("prometheus", "a_real_prometheus_scrapes_it") else { return };
+    let Some(program) = prometheus("prometheus") else { return };
     let scratch = Scratch::new();
     let [ours, theirs] = [Port::new(), Port::new()];
     let options = Options::new()
@@ -220,15 +220,8 @@ fn top_prints_what_happens_as_plain_text_where_it_is_asked_to() {
         .monitor("m", &qmp);
     let _server = Server::start(&Program::egret(), &options);
     let done = AtomicBool::new(false);
-    /// Ends the load, also where something else has failed.
-    struct Done<'a>(&'a AtomicBool);
-    impl Drop for Done<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     let text = std::thread::scope(|scope| {
-        let _done = Done(&done);
+        let _finished = Finished(&done);
         scope.spawn(|| {
             let mut disk = Disk::connect(&scratch.path("disk")).unwrap();
             while !done.load(Ordering::Relaxed) {

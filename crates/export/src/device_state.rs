@@ -106,19 +106,8 @@ mod tests {
 
     #[test]
     fn a_state_that_says_that_it_is_longer_than_any_is_not_made_room_for() {
-        let config = BlkConfig {
-            capacity_bytes: 1 << 20,
-            logical_block_size: 512,
-            physical_block_size: 512,
-            optimal_io_size: 0,
-            num_queues: 1,
-            queue_size: 64,
-            read_only: false,
-            serial: "state".into(),
-            writethrough: false,
-            discard: None,
-            write_zeroes: None,
-        };
+        let config =
+            BlkConfig { capacity_bytes: 1 << 20, queue_size: 64, serial: "state".into(), ..BlkConfig::default() };
         let device = Blk::new(config).unwrap();
         for len in [LONGEST, LONGEST + 1, u32::MAX as usize] {
             let mut state = device.save();

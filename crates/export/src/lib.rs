@@ -55,7 +55,7 @@ pub use nbd::{NbdAddress, NbdOptions, NbdServer, NbdServerConfig, NbdServerError
 pub use peer_log::PeerLog;
 pub use reopen::{DiskSwap, reopen};
 pub use session::MAX_MAPPINGS;
-pub use socket::{Access, Arrival, BindError, MAX_SOCKET_PATH, Rights, UnixSocket, keep_from_blocking};
+pub use socket::{Access, BindError, MAX_SOCKET_PATH, Rights, UnixSocket, keep_from_blocking};
 pub use source::Worker;
 pub use stats::{OpStats, QueueCounters, QueueStats};
 pub use worker::Kickless;

@@ -9,7 +9,7 @@ use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 
 use crate::peer_log::PeerLog;
-use crate::socket::{Access, Arrival, BindError, Rights, UnixSocket, admit};
+use crate::socket::{Access, BindError, Rights, UnixSocket, admit};
 
 /// Where clients connect.
 #[derive(Debug)]
@@ -58,22 +58,18 @@ impl Listener {
     /// The next client; `None` when there is none to come, or it is time to stop. Who is not let in is told to `log`.
     pub(crate) fn accept(&mut self, log: &PeerLog, stop: BorrowedFd<'_>) -> io::Result<Option<FromPeer>> {
         loop {
-            let arrival = match self {
+            let arrived = match self {
                 Self::Connected(client, uids) => match client.take() {
-                    Some(client) => admit(client, uids)?,
+                    Some(client) => admit(client, uids, log)?,
                     None => return Ok(None),
                 },
                 Self::Socket(socket) => match crate::protocol::wait_readable(socket.as_fd(), stop)? {
-                    true => socket.accept()?,
+                    true => socket.accept(log)?,
                     false => return Ok(None),
                 },
             };
-            match arrival {
-                Arrival::Client(client) => return Ok(Some(client)),
-                Arrival::Refused(uid) => {
-                    log.warn(format_args!("a client of user {uid} is not let in: allow-uid does not name it"));
-                }
-                Arrival::Nobody => {}
+            if arrived.is_some() {
+                return Ok(arrived);
             }
         }
     }

@@ -17,6 +17,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
 
+use crate::peer_log::PeerLog;
 use crate::sys::peer_uid;
 
 /// The longest path of a UNIX socket, in bytes: `sun_path` less its terminating zero.
@@ -84,17 +85,6 @@ impl From<Errno> for BindError {
     }
 }
 
-/// Who has come.
-#[derive(Debug)]
-pub enum Arrival {
-    /// A client, whose socket does not block.
-    Client(FromPeer),
-    /// Somebody of this user, who is not let in and has been hung up on.
-    Refused(u32),
-    /// Nobody: it has left again, or another process that shares the socket was faster.
-    Nobody,
-}
-
 /// A UNIX socket that listens.
 #[derive(Debug)]
 pub struct UnixSocket {
@@ -158,30 +148,36 @@ impl UnixSocket {
         Ok(Self { socket: socket.into(), made: None, uids })
     }
 
-    /// The next who has come; does not wait for one, but a moment where many who were hung up on wait for that.
+    /// The next who has come and is let in, whose socket does not block; who is not is hung up on, and told to `log`. Does not
+    /// wait for one, but a moment where many who were hung up on wait for that.
     ///
     /// # Errors
     /// There are no descriptors left, say.
-    pub fn accept(&self) -> io::Result<Arrival> {
+    pub fn accept(&self, log: &PeerLog) -> io::Result<Option<FromPeer>> {
         closer::await_room();
         match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(client) => admit(client.into(), &self.uids),
-            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(Arrival::Nobody),
+            Ok(client) => admit(client.into(), &self.uids, log),
+            // It has left again, or another process that shares the socket was faster.
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
             Err(e) => Err(e.into()),
         }
     }
 }
 
-/// Lets a client in that is of one of these users, or of any if there are none.
+/// Lets a client in that is of one of these users, or of any if there are none; another is hung up on, and told to `log`.
 ///
 /// Its user is the one that it had when it connected (SO_PEERCRED), whatever it has become and whoever has the
 /// connection now.
-pub(crate) fn admit(client: FromPeer, uids: &[u32]) -> io::Result<Arrival> {
+pub(crate) fn admit(client: FromPeer, uids: &[u32], log: &PeerLog) -> io::Result<Option<FromPeer>> {
     if uids.is_empty() {
-        return Ok(Arrival::Client(client));
+        return Ok(Some(client));
     }
     let uid = peer_uid(&client)?;
-    Ok(if uids.contains(&uid) { Arrival::Client(client) } else { Arrival::Refused(uid) })
+    if uids.contains(&uid) {
+        return Ok(Some(client));
+    }
+    log.warn(format_args!("a client of user {uid} is not let in: allow-uid does not name it"));
+    Ok(None)
 }
 
 /// Has `accept` on a socket that others have too wait for nobody.
@@ -403,25 +399,24 @@ mod tests {
     #[test]
     fn nobody_is_let_in_but_of_the_users_that_are_named() {
         let (_dir, path) = place();
+        let log = PeerLog::about("");
         let ours = rustix::process::geteuid().as_raw();
         for (uids, is_let_in) in [(vec![], true), (vec![ours + 1, ours], true), (vec![ours + 1], false)] {
             let socket = UnixSocket::bind(&path, &Access { uids, ..any() }, Rights::Refused).unwrap();
             let mut client = UnixStream::connect(&path).unwrap();
-            let arrival = socket.accept().unwrap();
-            match (arrival, is_let_in) {
-                (Arrival::Client(client), true) => {
+            match (socket.accept(&log).unwrap(), is_let_in) {
+                (Some(client), true) => {
                     let flags = rustix::fs::fcntl_getfl(&client).unwrap();
                     assert!(flags.contains(OFlags::NONBLOCK), "nobody waits for it");
                     let flags = rustix::io::fcntl_getfd(&client).unwrap();
                     assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "no program has it that is started");
                 }
-                (Arrival::Refused(uid), false) => {
-                    assert_eq!(uid, ours);
+                (None, false) => {
                     assert_eq!(io::Read::read(&mut client, &mut [0]).unwrap(), 0, "it was hung up on");
                 }
                 (arrival, _) => panic!("{arrival:?}"),
             }
-            assert!(matches!(socket.accept().unwrap(), Arrival::Nobody));
+            assert!(socket.accept(&log).unwrap().is_none());
         }
     }
 
@@ -430,12 +425,13 @@ mod tests {
         let (_dir, path) = place();
         let shared = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let socket = UnixSocket::adopt(shared.try_clone().unwrap().into(), Vec::new(), Rights::Taken).unwrap();
+        let log = PeerLog::about("");
         let _client = UnixStream::connect(&path).unwrap();
         shared.accept().unwrap();
-        assert!(matches!(socket.accept().unwrap(), Arrival::Nobody));
+        assert!(socket.accept(&log).unwrap().is_none());
         // Nor where that process takes the flag back.
         shared.set_nonblocking(false).unwrap();
-        assert!(matches!(socket.accept().unwrap(), Arrival::Nobody));
+        assert!(socket.accept(&log).unwrap().is_none());
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! Nothing is allocated for a request of an NBD client's: in a process of its own, whose allocator counts what the I/O thread
 //! does.
 
+#[path = "../../virtio/tests/counting/mod.rs"]
+mod counting;
 #[path = "../../egret/tests/support/nbd_client.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the daemon's tests use more of it")]
 mod nbd_client;
 mod peer;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use counting::ALLOCATIONS_HERE;
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Access, Export, NbdAddress, NbdOptions, NbdServer, NbdServerConfig};
@@ -20,31 +20,6 @@ use nbd_client::NbdClient;
 use peer::IoThread;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-struct Counting;
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-thread_local! {
-    static IS_COUNTED: Cell<bool> = const { Cell::new(false) };
-}
-
-// SAFETY: it is the system's, and counts.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(IS_COUNTED.get().into(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
 
 const DEPTH: usize = 16;
 const REQUESTS: usize = 20_000;
@@ -67,7 +42,7 @@ fn nothing_is_allocated_for_a_request() {
         NbdOptions { name: "disk".into(), description: None, writable: true, writethrough: false, max_connections: 0 };
     let export = Export::start_nbd("e0".into(), options, &server, disk, std::slice::from_ref(&io.0)).unwrap();
     server.open();
-    io.0.send(|_| IS_COUNTED.set(true));
+    let counted = || io.0.call(|_| ALLOCATIONS_HERE.get()).unwrap();
     let data = [7; 4096];
     for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
         let mut client = NbdClient::connect(&socket, "disk", headers);
@@ -85,12 +60,12 @@ fn nothing_is_allocated_for_a_request() {
             }
             client.hear().unwrap().1.unwrap();
             if answered == REQUESTS / 4 {
-                before = ALLOCATIONS.load(Ordering::Relaxed);
+                before = counted();
             }
         }
         // More may be in flight now than ever before, and that takes memory once: a list longer, a buffer more.
-        let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        assert!(before > 0 && made < 8 * DEPTH as u64, "{headers:?}: {made} allocations");
+        let made = counted() - before;
+        assert!(before > 0 && made < 8 * DEPTH, "{headers:?}: {made} allocations");
     }
     drop(export);
     drop(server);

@@ -19,14 +19,14 @@ use rustix::process::{Pid, Signal, kill_process};
 const SIZE: u64 = 1 << 20;
 
 /// A disk, the folder that it is in, and the file. `None`, where this is no CI, without root and FUSE.
-fn mounted(test: &str) -> Option<(Arc<FaultDisk>, File, tempfile::TempDir)> {
+fn mounted() -> Option<(Arc<FaultDisk>, File, tempfile::TempDir)> {
     let folder = tempfile::tempdir().unwrap();
     let image = tempfile::tempfile().unwrap();
     image.set_len(SIZE).unwrap();
     let disk = match FaultDisk::mount(image, folder.path()) {
         Ok(disk) => Arc::new(disk),
         Err(error) => {
-            egret_needs::lacks(test, format_args!("root and FUSE: {error}"));
+            egret_needs::this_test_lacks(format_args!("root and FUSE: {error}"));
             return None;
         }
     };
@@ -47,8 +47,7 @@ fn at(file: &File, offset: u64) -> u8 {
 
 #[test]
 fn what_was_not_flushed_goes_with_the_power_whatever_made_the_rest_stable() {
-    let test = "what_was_not_flushed_goes_with_the_power_whatever_made_the_rest_stable";
-    let Some((disk, file, _folder)) = mounted(test) else { return };
+    let Some((disk, file, _folder)) = mounted() else { return };
     file.write_all_at(&[1; 4096], 0).unwrap();
     file.sync_data().unwrap();
     // What is not flushed, and a write that is stable by itself.
@@ -67,7 +66,7 @@ fn what_was_not_flushed_goes_with_the_power_whatever_made_the_rest_stable() {
 
 #[test]
 fn requests_fail_as_they_are_told_to() {
-    let Some((disk, file, _folder)) = mounted("requests_fail_as_they_are_told_to") else { return };
+    let Some((disk, file, _folder)) = mounted() else { return };
     inject(&disk, IoType::Write, Effect::Errno(ErrnoName::Enospc));
     assert_eq!(file.write_at(&[1; 4096], 0).unwrap_err().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
     assert_eq!(at(&file, 0), 0);
@@ -88,8 +87,7 @@ fn requests_fail_as_they_are_told_to() {
 
 #[test]
 fn what_is_run_is_recorded_with_what_it_was_and_when_and_what_fails_is_not() {
-    let test = "what_is_run_is_recorded_with_what_it_was_and_when_and_what_fails_is_not";
-    let Some((disk, file, _folder)) = mounted(test) else { return };
+    let Some((disk, file, _folder)) = mounted() else { return };
     file.write_all_at(&[1; 512], 0).unwrap();
     assert!(disk.recorded().is_empty(), "nobody has asked for it");
     disk.record();
@@ -115,8 +113,7 @@ fn what_is_run_is_recorded_with_what_it_was_and_when_and_what_fails_is_not() {
 
 #[test]
 fn a_request_that_never_ends_is_run_when_it_is_released_and_fails_when_the_power_goes() {
-    let test = "a_request_that_never_ends_is_run_when_it_is_released_and_fails_when_the_power_goes";
-    let Some((disk, file, _folder)) = mounted(test) else { return };
+    let Some((disk, file, _folder)) = mounted() else { return };
     for (order, is_written) in [(Order::Release, true), (Order::PowerOff, false)] {
         inject(&disk, IoType::Write, Effect::Never);
         let (sender, ended) = mpsc::channel();
@@ -133,8 +130,7 @@ fn a_request_that_never_ends_is_run_when_it_is_released_and_fails_when_the_power
 
 #[test]
 fn late_requests_are_overtaken_and_none_lands_after_the_power_was_gone() {
-    let test = "late_requests_are_overtaken_and_none_lands_after_the_power_was_gone";
-    let Some((disk, file, _folder)) = mounted(test) else { return };
+    let Some((disk, file, _folder)) = mounted() else { return };
     inject(&disk, IoType::Write, Effect::LateMs(30_000));
     let writer = file.try_clone().unwrap();
     let late = thread::spawn(move || writer.write_at(&[7; 512], 0));
@@ -153,8 +149,7 @@ fn late_requests_are_overtaken_and_none_lands_after_the_power_was_gone() {
 
 #[test]
 fn the_last_of_requests_that_are_reordered_is_run_first() {
-    let test = "the_last_of_requests_that_are_reordered_is_run_first";
-    let Some((disk, file, _folder)) = mounted(test) else { return };
+    let Some((disk, file, _folder)) = mounted() else { return };
     let effect = Effect::Reordered(2);
     disk.tell(Order::Inject(Fault { iotype: Some(IoType::Write), sectors: None, after: 0, times: Some(2), effect }))
         .unwrap();
@@ -176,7 +171,7 @@ fn the_last_of_requests_that_are_reordered_is_run_first() {
 
 #[test]
 fn orders_and_answers_are_lines_of_a_socket() {
-    let Some((disk, file, folder)) = mounted("orders_and_answers_are_lines_of_a_socket") else { return };
+    let Some((disk, file, folder)) = mounted() else { return };
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("control");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -206,9 +201,8 @@ fn orders_and_answers_are_lines_of_a_socket() {
 
 #[test]
 fn the_program_says_where_the_disk_is_and_leaves_nothing_behind() {
-    let test = "the_program_says_where_the_disk_is_and_leaves_nothing_behind";
     // For its word on what is missing.
-    if mounted(test).is_none() {
+    if mounted().is_none() {
         return;
     }
     let place = tempfile::tempdir().unwrap();

@@ -159,14 +159,6 @@ impl Remote for NbdDisk {
         self.shared()?.run(connect::PATIENCE * 2, Shared::ask_size)?
     }
 
-    fn can_resize(&self) -> bool {
-        false
-    }
-
-    fn resize(&self, _bytes: u64) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
     fn flush(&self) -> Result<(), Errno> {
         let Ok(shared) = self.shared() else { return Ok(()) };
         if !shared.is_changed.swap(false, Ordering::AcqRel) {

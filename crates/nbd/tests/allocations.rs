@@ -1,11 +1,11 @@
 //! Nothing is allocated per request: in a process of its own, whose allocator counts what the thread of the loop does.
 
+#[path = "../../virtio/tests/counting/mod.rs"]
+mod counting;
 #[path = "engine/server.rs"]
 #[allow(dead_code, reason = "the engine's tests use more of it")]
 mod server;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, EngineOptions, EngineSet, Op, Options, RemoteDisk, Request, RequestToken};
@@ -15,30 +15,8 @@ use egret_nbd::protocol::{Headers, command};
 use egret_vring::memory::{IoVec, Lent};
 use rustix::event::{PollFd, PollFlags, poll};
 
+use counting::ALLOCATIONS_HERE;
 use server::{Says, Server};
-
-struct Counting;
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: it is the system's, and counts.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
 
 const DEPTH: usize = 16;
 
@@ -79,7 +57,7 @@ fn nothing_is_allocated_per_request() {
         let (mut sent, mut before) = (0, 0);
         while sent < 20_000 || free.len() < DEPTH {
             if before == 0 && sent >= 5_000 {
-                before = ALLOCATIONS.get();
+                before = ALLOCATIONS_HERE.get();
             }
             while sent < 20_000
                 && let Some((buffers, len)) = free.pop()
@@ -101,8 +79,8 @@ fn nothing_is_allocated_per_request() {
             });
         }
         // None belongs to a request: what is left is the lists' growth to the depth, whenever all of it first ends at once.
-        let made = ALLOCATIONS.get() - before;
-        assert!(before > 0 && made < 4 * DEPTH as u64, "{headers:?}: {made} allocations in 15,000 requests");
+        let made = ALLOCATIONS_HERE.get() - before;
+        assert!(before > 0 && made < 4 * DEPTH, "{headers:?}: {made} allocations in 15,000 requests");
         drop(engines);
         drop(disk);
         serving.join().unwrap();

@@ -18,10 +18,10 @@ struct Authorities(TempDir);
 
 impl Authorities {
     /// `None` where there is nothing to make them with.
-    fn new(test: &str) -> Option<Self> {
+    fn new() -> Option<Self> {
         let new = Self(tempfile::tempdir().unwrap());
         if Command::new("openssl").arg("version").output().is_err() {
-            egret_needs::lacks(test, "openssl");
+            egret_needs::this_test_lacks("openssl");
             return None;
         }
         Some(new)
@@ -123,10 +123,7 @@ fn meet([one, other]: &mut [Channel; 2]) -> [Result<(), String>; 2] {
 
 #[test]
 fn who_is_believed_is_who_has_a_certificate_of_the_cas_for_that_name() {
-    let Some(authorities) = Authorities::new("who_is_believed_is_who_has_a_certificate_of_the_cas_for_that_name")
-    else {
-        return;
-    };
+    let Some(authorities) = Authorities::new() else { return };
     let [good, other] = ["good", "other"].map(|name| authorities.make(name, &[]));
     let expired = authorities.make("expired", &["-1"]);
     let nobody = authorities.part("nobody", &good, &["ca-cert.pem"]);
@@ -162,7 +159,7 @@ fn who_is_believed_is_who_has_a_certificate_of_the_cas_for_that_name() {
 
 #[test]
 fn whose_certificate_is_revoked_is_not_believed() {
-    let Some(authorities) = Authorities::new("whose_certificate_is_revoked_is_not_believed") else { return };
+    let Some(authorities) = Authorities::new() else { return };
     for (name, revoked, unbelieving) in
         [("nobody", [].as_slice(), None), ("server", &["server"], Some(0)), ("client", &["client"], Some(1))]
     {
@@ -180,7 +177,7 @@ fn whose_certificate_is_revoked_is_not_believed() {
 
 #[test]
 fn what_is_missing_from_a_directory_is_said_with_its_name() {
-    let Some(authorities) = Authorities::new("what_is_missing_from_a_directory_is_said_with_its_name") else { return };
+    let Some(authorities) = Authorities::new() else { return };
     let good = authorities.make("good", &[]);
     let part = |name: &str, files: &[&str]| authorities.part(name, &good, files);
     let said = |error: CredentialsError| error.to_string();
@@ -224,7 +221,7 @@ fn rest(ends: &[Channel; 2]) {
 
 #[test]
 fn data_is_what_was_sent_however_it_is_cut() {
-    let Some(authorities) = Authorities::new("data_is_what_was_sent_however_it_is_cut") else { return };
+    let Some(authorities) = Authorities::new() else { return };
     let dir = authorities.make("good", &[]);
     let server = ServerCredentials::read(&dir, true).unwrap();
     let client = ClientCredentials::read(&dir, true).unwrap();
@@ -256,7 +253,7 @@ fn data_is_what_was_sent_however_it_is_cut() {
 
 #[test]
 fn an_end_that_was_not_said_in_tls_is_no_end() {
-    let Some(authorities) = Authorities::new("an_end_that_was_not_said_in_tls_is_no_end") else { return };
+    let Some(authorities) = Authorities::new() else { return };
     let dir = authorities.make("good", &[]);
     let server = ServerCredentials::read(&dir, true).unwrap();
     let client = ClientCredentials::read(&dir, true).unwrap();
@@ -282,7 +279,7 @@ fn an_end_that_was_not_said_in_tls_is_no_end() {
 
 #[test]
 fn who_does_not_read_is_kept_no_more_than_a_little_for() {
-    let Some(authorities) = Authorities::new("who_does_not_read_is_kept_no_more_than_a_little_for") else { return };
+    let Some(authorities) = Authorities::new() else { return };
     let dir = authorities.make("good", &[]);
     let server = ServerCredentials::read(&dir, true).unwrap();
     let client = ClientCredentials::read(&dir, true).unwrap();
@@ -311,10 +308,7 @@ fn who_does_not_read_is_kept_no_more_than_a_little_for() {
 
 #[test]
 fn who_sends_a_byte_at_a_time_has_the_socket_asked_a_few_times_a_call() {
-    let Some(authorities) = Authorities::new("who_sends_a_byte_at_a_time_has_the_socket_asked_a_few_times_a_call")
-    else {
-        return;
-    };
+    let Some(authorities) = Authorities::new() else { return };
     let dir = authorities.make("good", &[]);
     let server = ServerCredentials::read(&dir, true).unwrap();
     let client = ClientCredentials::read(&dir, true).unwrap();
@@ -348,9 +342,7 @@ fn strange_client(dir: &Path, version: &'static rustls::SupportedProtocolVersion
 
 #[test]
 fn who_sends_records_without_end_that_hold_nothing_is_hung_up_on() {
-    let Some(authorities) = Authorities::new("who_sends_records_without_end_that_hold_nothing_is_hung_up_on") else {
-        return;
-    };
+    let Some(authorities) = Authorities::new() else { return };
     let dir = authorities.make("good", &[]);
     let (mut peer, end) = UnixStream::pair().unwrap();
     let mut end = Channel::new(end.into());
@@ -387,7 +379,7 @@ fn who_sends_records_without_end_that_hold_nothing_is_hung_up_on() {
 
 #[test]
 fn what_is_no_tls_ends_the_connection_and_1_2_will_do() {
-    let Some(authorities) = Authorities::new("what_is_no_tls_ends_the_connection_and_1_2_will_do") else { return };
+    let Some(authorities) = Authorities::new() else { return };
     let dir = authorities.make("good", &[]);
     let server = ServerCredentials::read(&dir, false).unwrap();
     let end = || {

@@ -12,21 +12,14 @@ use std::io::Write as _;
 
 pub use ceph::{Ceph, Part};
 
-/// Says that `test` is left out, because it needs something: `root for a loop device`, `strace`.
+/// Says that the test that this thread runs is left out, because it needs something: `root for a loop device`, `strace`.
 ///
 /// # Panics
 /// Where `CI` is set.
-pub fn lacks(test: &str, what: impl Display) {
-    let line = format!("{test}: skipped: it needs {what}");
+pub fn this_test_lacks(what: impl Display) {
+    let thread = std::thread::current();
+    let line = format!("{}: skipped: it needs {what}", thread.name().unwrap_or("a test"));
     assert!(std::env::var_os("CI").is_none(), "{line}");
     // Not by `eprintln!`, which the test harness keeps to itself.
     let _ = writeln!(std::io::stderr(), "{line}");
-}
-
-/// [`lacks`], of the test that this thread runs.
-///
-/// # Panics
-/// As [`lacks`].
-pub fn this_test_lacks(what: impl Display) {
-    lacks(std::thread::current().name().unwrap_or("a test"), what);
 }

@@ -8,8 +8,8 @@ use std::mem;
 use std::ptr;
 use std::sync::Arc;
 
-use egret_disk::{Job, Op};
-use egret_vring::memory::IoVec;
+use egret_disk::{Job, Op, Slab};
+use egret_vring::memory::{IoVec, iovecs};
 use rustix::io::Errno;
 
 use crate::image::{Image, Kept};
@@ -63,8 +63,7 @@ impl Image {
 pub(crate) struct Flights {
     image: Arc<Kept>,
     engine: u32,
-    places: Vec<Option<Flight>>,
-    free: Vec<u32>,
+    places: Slab<Flight>,
     /// Bytes of the parts that librbd reads or writes.
     moving: u64,
     /// Lists of pieces, for use in other requests.
@@ -95,7 +94,7 @@ impl Flight {
 
 impl Flights {
     pub(crate) fn new(image: Arc<Kept>, engine: u32) -> Self {
-        Self { image, engine, places: Vec::new(), free: Vec::new(), moving: 0, spare: Vec::new() }
+        Self { image, engine, places: Slab::default(), moving: 0, spare: Vec::new() }
     }
 
     /// Whether librbd is to be given another request now.
@@ -105,25 +104,19 @@ impl Flights {
 
     /// Whether librbd has nothing.
     pub(crate) fn is_empty(&self) -> bool {
-        self.free.len() == self.places.len()
+        self.places.is_empty()
     }
 
     /// Gives a request to librbd; gives it back if librbd does not take it.
     pub(crate) fn start(&mut self, job: Box<Job>) -> Option<Box<Job>> {
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.places.push(None);
-            // So that none is made when one is given back.
-            self.free.reserve(self.places.len());
-            self.places.len() as u32 - 1
-        });
         let pieces = self.spare.pop().unwrap_or_default();
-        self.places[place as usize] = Some(Flight { job, done: 0, part: 0, pieces, flushes: false });
+        let place = self.places.insert(Flight { job, done: 0, part: 0, pieces, flushes: false });
         self.go_on(place)
     }
 
     /// Goes on with the request of a completion of this engine's; gives it back when it is over.
     pub(crate) fn advance(&mut self, event: Event) -> Option<Box<Job>> {
-        let flight = self.places.get_mut(event.place as usize)?.as_mut()?;
+        let flight = self.places.get_mut(event.place)?;
         self.moving -= flight.moves();
         if event.result < 0 {
             return self.end(event.place, Err(Errno::from_raw_os_error(-event.result as i32)));
@@ -146,17 +139,16 @@ impl Flights {
     }
 
     fn end(&mut self, place: u32, result: Result<(), Errno>) -> Option<Box<Job>> {
-        let Flight { job, mut pieces, .. } = self.places.get_mut(place as usize)?.take()?;
+        let Flight { job, mut pieces, .. } = self.places.remove(place)?;
         pieces.clear();
         self.spare.push(pieces);
-        self.free.push(place);
         Some(job.ended(result))
     }
 
     /// Has librbd do the next part of a request.
     fn go_on(&mut self, place: u32) -> Option<Box<Job>> {
         let tag = u64::from(self.engine) << 32 | u64::from(place);
-        let flight = self.places[place as usize].as_mut()?;
+        let flight = self.places.get_mut(place)?;
         let rbd = &self.image.ceph.rbd;
         let mut completion = ptr::null_mut();
         // SAFETY: the tag is a number that librbd gives back, and there is no callback.
@@ -182,9 +174,8 @@ impl Flights {
                         &request.buffers[..]
                     } else {
                         flight.pieces.clear();
-                        pieces(&request.buffers, flight.done, flight.part, |base, len| {
-                            flight.pieces.push(IoVec::new(base, len));
-                        });
+                        let (done, part) = (flight.done as usize, flight.part as usize);
+                        iovecs::append_range(&request.buffers, done, part, &mut flight.pieces);
                         &flight.pieces[..]
                     };
                     let (iovecs, count) = (list.as_ptr().cast(), list.len() as c_int);
@@ -218,25 +209,6 @@ impl Drop for Flights {
             // librbd may use all of it for as long as it lives.
             mem::forget((mem::take(&mut self.places), Arc::clone(&self.image)));
         }
-    }
-}
-
-/// Calls `each` with the pieces of `buffers` that hold bytes `at..at + len` of them.
-fn pieces(buffers: &[IoVec], mut at: u64, mut len: u64, mut each: impl FnMut(*mut u8, usize)) {
-    for piece in buffers {
-        let whole = piece.len() as u64;
-        if at >= whole {
-            at -= whole;
-            continue;
-        }
-        let take = (whole - at).min(len);
-        if take == 0 {
-            return;
-        }
-        // `at` is within the piece.
-        each(piece.base().wrapping_add(at as usize), take as usize);
-        len -= take;
-        at = 0;
     }
 }
 

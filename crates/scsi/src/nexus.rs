@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, Ordering};
 
+use strum::VariantArray;
+
 use crate::config::name_of;
 use crate::sense::{Code, Key, Sense};
 
@@ -35,7 +37,7 @@ impl NexusId {
 }
 
 /// A unit attention condition (SAM-5), most urgent first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, VariantArray)]
 #[repr(u16)]
 pub enum Attention {
     /// The unit was not there before.
@@ -61,18 +63,7 @@ pub enum Attention {
 }
 
 impl Attention {
-    const ALL: [Self; 10] = [
-        Self::PowerOn,
-        Self::UnitReset,
-        Self::NexusLoss,
-        Self::CommandsCleared,
-        Self::LunsChanged,
-        Self::CapacityChanged,
-        Self::ModeChanged,
-        Self::ReservationsPreempted,
-        Self::RegistrationsPreempted,
-        Self::ReservationsReleased,
-    ];
+    const ALL: [Self; Self::VARIANTS.len()] = *Self::VARIANTS.first_chunk().expect("all of them");
 
     /// The bits of all of them.
     pub(crate) const MASK: u16 = (1 << Self::ALL.len()) - 1;

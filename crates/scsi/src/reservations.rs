@@ -5,12 +5,14 @@
 //!
 //! Nothing here knows a CDB. Every service action returns the unit attentions that it establishes.
 
+use strum::VariantArray;
+
 use crate::kept::Registered;
 use crate::nexus::{Attention, Flags, NexusId};
 use crate::state::{UnitState, UnitStateError};
 
 /// What a reservation keeps others from (SPC-5, persistent reservations type).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 #[repr(u8)]
 pub(crate) enum Type {
     WriteExclusive = 1,
@@ -22,14 +24,7 @@ pub(crate) enum Type {
 }
 
 impl Type {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::WriteExclusive,
-        Self::ExclusiveAccess,
-        Self::WriteExclusiveRegistrants,
-        Self::ExclusiveAccessRegistrants,
-        Self::WriteExclusiveAll,
-        Self::ExclusiveAccessAll,
-    ];
+    pub(crate) const ALL: [Self; Self::VARIANTS.len()] = *Self::VARIANTS.first_chunk().expect("all of them");
 
     pub(crate) fn of(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|t| *t as u8 == code)

@@ -60,16 +60,9 @@ impl Guest<BlkQueue> {
     fn blk(ring: Ring) -> Self {
         let blk = Blk::new(BlkConfig {
             capacity_bytes: 1 << 30,
-            logical_block_size: 512,
             physical_block_size: 4096,
-            optimal_io_size: 0,
-            num_queues: 1,
             queue_size: 256,
-            read_only: false,
-            serial: String::new(),
-            writethrough: false,
-            discard: None,
-            write_zeroes: None,
+            ..BlkConfig::default()
         })
         .unwrap();
         Self::new(Kind::Blk, ring, blk.queue(256))

@@ -101,11 +101,6 @@ impl Blk {
         &self.config
     }
 
-    /// The features that the driver took.
-    pub fn acked_features(&self) -> u64 {
-        self.acked.load(Ordering::Relaxed)
-    }
-
     fn has_taken(&self, feature: u32) -> bool {
         self.acked.load(Ordering::Relaxed) & bit(feature) != 0
     }

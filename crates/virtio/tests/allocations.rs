@@ -29,16 +29,9 @@ struct Case {
 fn blk() -> Case {
     let blk = Blk::new(BlkConfig {
         capacity_bytes: 1 << 20,
-        logical_block_size: 512,
-        physical_block_size: 512,
-        optimal_io_size: 0,
-        num_queues: 1,
         queue_size: 64,
-        read_only: false,
         serial: "counted".into(),
-        writethrough: false,
-        discard: None,
-        write_zeroes: None,
+        ..BlkConfig::default()
     })
     .unwrap();
     let header = |kind: u32| [&kind.to_le_bytes()[..], &[0; 12]].concat();

@@ -90,20 +90,7 @@ fn storm(memory: &Arc<GuestMemory>, model: &mut Model, (header, answer, way): &C
 fn a_queue_keeps_little_whatever_it_was_sent() {
     let memory = GuestMemory::empty().with(Region::anonymous(0, MEMORY).unwrap()).unwrap();
     let memory = Arc::new(memory);
-    let disk = Blk::new(BlkConfig {
-        capacity_bytes: 1 << 30,
-        logical_block_size: 512,
-        physical_block_size: 512,
-        optimal_io_size: 0,
-        num_queues: 1,
-        queue_size: SIZE,
-        read_only: false,
-        serial: String::new(),
-        writethrough: false,
-        discard: None,
-        write_zeroes: None,
-    })
-    .unwrap();
+    let disk = Blk::new(BlkConfig { capacity_bytes: 1 << 30, queue_size: SIZE, ..BlkConfig::default() }).unwrap();
     let controller = Scsi::new(ScsiConfig { num_queues: 1, queue_size: SIZE }, "guest").unwrap();
     let discard = DiscardConfig {
         max_bytes: 1 << 20,

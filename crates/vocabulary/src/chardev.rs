@@ -127,11 +127,6 @@ options! {
 
 static MONITOR: Shape = Shape::of(MonitorOptions::KEYS);
 
-/// The tables of `--chardev` and `--monitor`, for help and reference.
-pub fn shapes() -> [(&'static str, &'static Shape); 2] {
-    [("chardev", &CHARDEV), ("monitor", &MONITOR)]
-}
-
 /// The monitors that `--chardev` and `--monitor` ask for.
 ///
 /// # Errors

@@ -449,7 +449,6 @@ fn options(
             Driver::Null { size, latency: Nanos(latency_ns), read_zeroes }
         }
         Bottom::Nbd(nbd) => {
-            let read_only = read_only || (auto_read_only && !written);
             Driver::Remote(RemoteDisk::new(NbdDisk::new(nbd_target(name, nbd, read_only, credentials))))
         }
     };

@@ -511,14 +511,6 @@ mod tests {
             Ok(1 << 20)
         }
 
-        fn can_resize(&self) -> bool {
-            false
-        }
-
-        fn resize(&self, _bytes: u64) -> io::Result<()> {
-            Ok(())
-        }
-
         fn flush(&self) -> Result<(), rustix::io::Errno> {
             Ok(())
         }

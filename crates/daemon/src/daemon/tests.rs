@@ -18,6 +18,14 @@ pub(super) fn daemon() -> Daemon {
     Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap()
 }
 
+/// One with `d0`, whose image is in the directory.
+fn with_image() -> (tempfile::TempDir, Daemon) {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    (place, daemon)
+}
+
 pub(super) fn image(directory: &Path, name: &str) -> Blockdev {
     let path = directory.join(format!("{name}.img"));
     std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
@@ -51,9 +59,7 @@ fn scsi_export_of(directory: &Path, id: &str, luns: Vec<Lun>) -> Export {
 
 #[test]
 fn a_unit_s_blocks_may_be_as_large_as_the_configuration_says_and_no_larger() {
-    let place = tempfile::tempdir().unwrap();
-    let mut daemon = daemon();
-    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    let (place, mut daemon) = with_image();
     let path = place.path().join("s0");
     let of_blocks = |bytes: u32| {
         let value = serde_json::json!({"type": "vhost-user-scsi", "id": "s0", "addr": {"type": "unix", "path": path},
@@ -149,10 +155,8 @@ fn what_cannot_be_added_or_removed_leaves_everything_as_it_was() {
 
 #[test]
 fn an_export_that_cannot_be_had_leaves_no_thread_that_was_started_for_it() {
-    let place = tempfile::tempdir().unwrap();
+    let (place, mut daemon) = with_image();
     let at = place.path();
-    let mut daemon = daemon();
-    daemon.add_blockdev(image(at, "d0")).unwrap();
     let nowhere = export(&at.join("nowhere"), "e0", "d0");
     let attempt = |line| -> Vec<Attempt<'_>> { vec![(Box::new(|d| d.add_export(nowhere.clone())), line)] };
     let line = "export 'e0': cannot listen";
@@ -230,9 +234,7 @@ fn a_logical_unit_that_cannot_be_added_or_removed_leaves_everything_as_it_was() 
 
 #[test]
 fn a_logical_unit_that_goes_frees_its_disk_when_that_is_told() {
-    let place = tempfile::tempdir().unwrap();
-    let mut daemon = daemon();
-    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    let (place, mut daemon) = with_image();
     daemon.add_export(scsi_export(place.path(), "s0")).unwrap();
     let empty = state(&daemon);
     for _ in 0..3 {
@@ -323,9 +325,7 @@ fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_
 
 #[test]
 fn an_export_that_is_on_its_way_out_is_removed_once() {
-    let place = tempfile::tempdir().unwrap();
-    let mut daemon = daemon();
-    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    let (place, mut daemon) = with_image();
     serve_over_nbd(&mut daemon, place.path());
     for how in [Deletion::Safe, Deletion::Hard] {
         let removed = daemon.remove_export("n0", how).map_err(|e| e.to_string());
@@ -341,10 +341,8 @@ fn an_export_that_is_on_its_way_out_is_removed_once() {
 
 #[test]
 fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() {
-    let place = tempfile::tempdir().unwrap();
+    let (place, mut daemon) = with_image();
     let at = place.path();
-    let mut daemon = daemon();
-    daemon.add_blockdev(image(at, "d0")).unwrap();
     let scsi = |id: &str, serial: &str| scsi_export_of(at, id, vec![Lun { serial: serial.to_owned(), ..lun(0, "d0") }]);
     let unit = |daemon: &Daemon, id: &str| Arc::clone(&daemon.exports[id].lun(FIRST).unwrap().unit);
     for (id, serial) in [("s0", ""), ("s1", "d0"), ("s2", "another")] {
@@ -389,10 +387,8 @@ fn register(daemon: &Daemon, export: &str) {
 
 #[test]
 fn what_guests_have_registered_outlasts_exports_of_the_blockdev_that_show_it_otherwise() {
-    let place = tempfile::tempdir().unwrap();
+    let (place, mut daemon) = with_image();
     let at = place.path();
-    let mut daemon = daemon();
-    daemon.add_blockdev(image(at, "d0")).unwrap();
     let pr_file = at.join("pr").to_str().unwrap().to_owned();
     let scsi = |serial: &str, pr_file: &str| {
         let unit = Lun { serial: serial.to_owned(), pr_file: pr_file.to_owned(), ..lun(0, "d0") };
@@ -419,10 +415,8 @@ fn what_guests_have_registered_outlasts_exports_of_the_blockdev_that_show_it_oth
 
 #[test]
 fn a_unit_that_comes_back_has_what_its_disk_can_do_by_then_and_what_was_left_there() {
-    let place = tempfile::tempdir().unwrap();
+    let (place, mut daemon) = with_image();
     let at = place.path();
-    let mut daemon = daemon();
-    daemon.add_blockdev(image(at, "d0")).unwrap();
     daemon.add_export(scsi_export(at, "s0")).unwrap();
     let unit = |daemon: &Daemon| Arc::clone(&daemon.exports["s0"].lun(FIRST).unwrap().unit);
     let mut readers = Vec::new();
@@ -448,10 +442,8 @@ fn a_unit_that_comes_back_has_what_its_disk_can_do_by_then_and_what_was_left_the
 
 #[test]
 fn an_image_is_not_said_to_be_inactive_before_what_was_deleted_has_let_go_of_it() {
-    let place = tempfile::tempdir().unwrap();
+    let (place, mut daemon) = with_image();
     let at = place.path();
-    let mut daemon = daemon();
-    daemon.add_blockdev(image(at, "d0")).unwrap();
     let lets_go = |mut export: Export| {
         export.vhost_user_mut().unwrap().allow_inactive = true;
         export
@@ -526,9 +518,7 @@ fn a_unit_that_comes_to_no_export_makes_none_forget_its_reservations_and_keeps_n
 
 #[test]
 fn objects_go_in_the_order_of_their_uses_and_leave_nothing() {
-    let place = tempfile::tempdir().unwrap();
-    let mut daemon = daemon();
-    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    let (place, mut daemon) = with_image();
     let writer = Export { writable: true, ..export(place.path(), "e0", "d0") };
     daemon.add_export(writer).unwrap();
     assert!(!daemon.disk_state("d0").unwrap().read_only, "an export writes");
@@ -582,9 +572,7 @@ fn a_blockdev_is_in_use_and_shown_however_many_layers_are_written_between_it_and
 
 #[test]
 fn an_image_grows_to_whole_blocks_and_never_shrinks() {
-    let place = tempfile::tempdir().unwrap();
-    let mut daemon = daemon();
-    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    let (place, mut daemon) = with_image();
     daemon.add_export(Export { writable: true, ..export(place.path(), "e0", "d0") }).unwrap();
     daemon.resize("d0", 2 << 20).unwrap();
     assert_eq!(daemon.disk_state("d0").unwrap().size, 2 << 20);
@@ -819,10 +807,8 @@ fn a_blockdev_that_cannot_be_opened_otherwise_stays_open_without_locks_and_is_in
 
 #[test]
 fn a_blockdev_that_is_not_open_is_said_to_be_that_and_opened_when_a_change_is_about_it() {
-    let place = tempfile::tempdir().unwrap();
+    let (place, mut daemon) = with_image();
     let at = place.path();
-    let mut daemon = daemon();
-    daemon.add_blockdev(image(at, "d0")).unwrap();
     let (value, spelling) = keyval::read("raw,node-name=r,file=d0", "driver").unwrap();
     daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
     std::fs::rename(at.join("d0.img"), at.join("away")).unwrap();

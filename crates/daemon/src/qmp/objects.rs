@@ -3,7 +3,7 @@
 use egret_polling::Property;
 use egret_vocabulary::Config;
 use egret_vocabulary::options;
-use egret_vocabulary::schema::{IoThread, Object, Secret, Shape, Spelling, TlsCreds, ValueType};
+use egret_vocabulary::schema::{IoThread, Object, Secret, Shape, Spelling, TlsCreds, ValueType, untagged};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
@@ -45,8 +45,7 @@ pub(super) static COMMANDS: &[Command] = &[
                 [tls-creds-x509](options.md#tls-creds-x509), which is `qom-type` then.",
         run: Run::Mutate(|context, arguments| {
             if arguments.get("qom-type").and_then(Value::as_str) == Some(TlsCreds::NOUN) {
-                let object = TlsCreds::from_user_object(arguments.into(), Spelling::Typed)?;
-                context.daemon.add_tls_creds(object)?;
+                context.daemon.add_tls_creds(untagged(arguments.into(), Spelling::Typed)?)?;
                 return Ok(nothing());
             }
             let object = IoThread::from_user_object(arguments.into(), Spelling::Typed)?;

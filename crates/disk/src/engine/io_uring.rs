@@ -16,7 +16,6 @@ use egret_event_loop::{EventNotifier, Nanos, clock};
 use io_uring::{opcode, squeue, types};
 
 use super::pins::{PinnedMap, Pinning, Pins};
-use super::slab::Slab;
 use super::transfer::{Next, Transfer};
 use super::{Engine, SharedEngine};
 use crate::blocking::SHARED_PART;
@@ -24,6 +23,7 @@ use crate::disk::Disk;
 use crate::error::EngineError;
 use crate::job::Job;
 use crate::request::Op;
+use crate::slab::Slab;
 use crate::stats::EngineCounters;
 
 /// Descriptors that are registered with the ring, which saves looking them up for each request; the disks beyond this
@@ -114,7 +114,7 @@ impl Uring {
                     left(transfer.into_job());
                 }
             }
-            if self.flying.len() == 0 || ring.wait(None).is_err() {
+            if self.flying.is_empty() || ring.wait(None).is_err() {
                 return;
             }
             ring.sort();
@@ -237,7 +237,7 @@ impl Engine for Uring {
 
     fn has_completions(&mut self) -> bool {
         // With nothing of its own in there it need not look at the ring.
-        self.flying.len() > 0 && self.ring.borrow_mut().has_ops()
+        !self.flying.is_empty() && self.ring.borrow_mut().has_ops()
     }
 
     fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Box<Job>)) {

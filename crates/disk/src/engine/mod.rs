@@ -21,7 +21,6 @@ pub(crate) mod native;
 mod null;
 pub(crate) mod pins;
 pub(crate) mod remotes;
-mod slab;
 pub(crate) mod threads;
 mod transfer;
 mod turns;

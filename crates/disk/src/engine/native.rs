@@ -16,7 +16,6 @@ use egret_event_loop::aio::{self, Context, Iocb};
 use egret_event_loop::{EventNotifier, Nanos, clock};
 use rustix::io::Errno;
 
-use super::slab::Slab;
 use super::transfer::{Next, Transfer};
 use super::turns::Turns;
 use super::{Engine, SharedEngine};
@@ -24,6 +23,7 @@ use crate::disk::Disk;
 use crate::error::EngineError;
 use crate::job::Job;
 use crate::request::Op;
+use crate::slab::Slab;
 use crate::stats::EngineCounters;
 
 /// Requests in the kernel at a time; more wait here.

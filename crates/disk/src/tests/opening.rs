@@ -35,7 +35,7 @@ fn an_image_is_described_as_it_is() {
     let disk = Disk::open(&image.options()).unwrap();
     assert_eq!((disk.size(), disk.logical_block_size()), (1 << 20, 512));
     assert!(disk.physical_block_size().is_power_of_two() && disk.physical_block_size() >= 512);
-    assert_eq!((disk.memory_alignment(), disk.offset_alignment()), (1, 1));
+    assert_eq!((disk.alignment.memory, disk.offset_alignment()), (1, 1));
     assert!(!disk.read_only() && !disk.supports_discard() && disk.node_name() == "disk0");
     drop(disk);
     let disk = Disk::open(&Options { discard: Discard::Unmap, ..image.options() }).unwrap();
@@ -102,7 +102,7 @@ fn what_blocks_direct_io_wants_is_found_by_trying_where_nobody_says_it() {
         return egret_needs::this_test_lacks(format_args!("direct I/O of files in memory: {e}"));
     }
     let mut rig = Rig::new(&options);
-    assert_eq!((rig.disk.memory_alignment(), rig.disk.offset_alignment()), (512, 512));
+    assert_eq!((rig.disk.alignment.memory, rig.disk.offset_alignment()), (512, 512));
     assert_eq!(rig.read(512, 4096), pattern(65536, 1)[512..][..4096]);
 }
 

@@ -378,14 +378,6 @@ impl Remote for Plain {
         Ok(SIZE)
     }
 
-    fn can_resize(&self) -> bool {
-        false
-    }
-
-    fn resize(&self, _bytes: u64) -> io::Result<()> {
-        Err(Errno::OPNOTSUPP.into())
-    }
-
     fn flush(&self) -> Result<(), Errno> {
         Ok(())
     }

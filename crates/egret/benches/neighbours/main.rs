@@ -28,7 +28,8 @@ use egret_loadgen::machine::{self, Cores};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use disk::Disk;
-use support::attacker::{Ask, Attacker, DATA, Device, SIZE, Share, Signals, Variant, stuff};
+use support::attacker::{Ask, Attacker, DATA, Device, SIZE, Signals, Variant, stuff};
+use support::guest::Share;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 use support::wire::{F_VERSION_1, Wire};

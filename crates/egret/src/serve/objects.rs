@@ -16,8 +16,8 @@ pub fn config(arguments: &Serve, file: ConfigFile) -> Result<Config> {
     let of = |noun| move |text: &String| is_of(text, noun);
     let (secrets, others): (Vec<_>, Vec<_>) = arguments.object.iter().cloned().partition(of(Secret::NOUN));
     let (tls_creds, others): (Vec<_>, Vec<_>) = others.into_iter().partition(of(TlsCreds::NOUN));
-    objects.secrets.extend(read_all(&secrets, "object", "qom-type", Secret::from_user_object)?);
-    objects.tls_creds.extend(read_all(&tls_creds, "object", "qom-type", TlsCreds::from_user_object)?);
+    objects.secrets.extend(read_all(&secrets, "object", "qom-type", schema::untagged::<Secret>)?);
+    objects.tls_creds.extend(read_all(&tls_creds, "object", "qom-type", schema::untagged::<TlsCreds>)?);
     objects.iothreads.extend(read_all(&others, "object", "qom-type", IoThread::from_user_object)?);
     objects.blockdevs.extend(read_all(&arguments.blockdev, "blockdev", "driver", Blockdev::from_value)?);
     objects.exports.extend(read_all(&arguments.export, "export", "type", Export::from_value)?);

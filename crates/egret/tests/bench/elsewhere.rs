@@ -9,10 +9,10 @@ struct Ssh {
 
 impl Ssh {
     /// `None` where it is not installed, said under the test's name.
-    fn new(test: &str) -> Option<Self> {
+    fn new() -> Option<Self> {
         const SERVER: &str = "/usr/sbin/sshd";
         for program in [SERVER, "ssh", "ssh-keygen"] {
-            if !has_or_skips(program, test) {
+            if !has_or_skips(program) {
                 return None;
             }
         }
@@ -62,11 +62,10 @@ impl Ssh {
 
 #[test]
 fn fio_runs_through_openssh_on_sixteen_disks_at_once() {
-    const TEST: &str = "fio_runs_through_openssh_on_sixteen_disks_at_once";
-    if !has_or_skips("fio", TEST) {
+    if !has_or_skips("fio") {
         return;
     }
-    let Some(ssh) = Ssh::new(TEST) else { return };
+    let Some(ssh) = Ssh::new() else { return };
     let disks: Vec<_> = (0..16).map(|number| ssh.scratch.image(&format!("disk{number}"), 1 << 20)).collect();
     let named: Vec<String> = disks.iter().map(|disk| format!("'{}'", disk.display())).collect();
     let lab = Lab::new(&format!(
@@ -96,8 +95,7 @@ fn fio_runs_through_openssh_on_sixteen_disks_at_once() {
 
 #[test]
 fn several_devices_are_loaded_at_once_and_have_the_scheduler_that_a_subject_asks_for_meanwhile() {
-    const TEST: &str = "several_devices_are_loaded_at_once_and_have_the_scheduler_that_a_subject_asks_for_meanwhile";
-    if !is_root_or_skips(TEST, "for loop devices") || !has_or_skips("fio", TEST) {
+    if !is_root_or_skips("for loop devices") || !has_or_skips("fio") {
         return;
     }
     let scratch = Scratch::new();
@@ -151,8 +149,7 @@ fn several_devices_are_loaded_at_once_and_have_the_scheduler_that_a_subject_asks
 
 #[test]
 fn a_disk_has_its_own_scheduler_again_even_if_the_lab_is_killed() {
-    const TEST: &str = "a_disk_has_its_own_scheduler_again_even_if_the_lab_is_killed";
-    if !is_root_or_skips(TEST, "for a loop device") || !has_or_skips("fio", TEST) {
+    if !is_root_or_skips("for a loop device") || !has_or_skips("fio") {
         return;
     }
     let scratch = Scratch::new();

@@ -57,7 +57,7 @@ const ABSENT: &str = "a disk need not have the command, and this one has not";
 
 #[test]
 fn a_scsi_disk_does_what_others_suites_of_commands_expect_of_it() {
-    if !can_boot_or_skips("a_scsi_disk_does_what_others_suites_of_commands_expect_of_it") {
+    if !can_boot_or_skips() {
         return;
     }
     let scratch = Scratch::new();

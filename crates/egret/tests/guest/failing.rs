@@ -23,14 +23,13 @@ fn await_guest(what: &str, mut holds: impl FnMut() -> bool) {
     await_within(Duration::from_secs(240), what, || holds().then_some(()));
 }
 
-fn can_boot_as_root_or_skips(test: &str, what: &str) -> bool {
-    can_boot_or_skips(test) && is_root_or_skips(test, what)
+fn can_boot_as_root_or_skips(what: &str) -> bool {
+    can_boot_or_skips() && is_root_or_skips(what)
 }
 
 #[test]
 fn a_guest_sees_nothing_of_disks_that_fill_up_or_fail_and_goes_on_when_they_are_well() {
-    let test = "a_guest_sees_nothing_of_disks_that_fill_up_or_fail_and_goes_on_when_they_are_well";
-    if !can_boot_as_root_or_skips(test, "for a file system that is full") {
+    if !can_boot_as_root_or_skips("for a file system that is full") {
         return;
     }
     let scratch = Scratch::new();
@@ -90,8 +89,7 @@ fn losses() -> usize {
 
 #[test]
 fn a_database_has_every_transaction_that_it_has_committed_when_its_guest_s_power_was_cut() {
-    let test = "a_database_has_every_transaction_that_it_has_committed_when_its_guest_s_power_was_cut";
-    if !can_boot_as_root_or_skips(test, "for a disk that loses its power") {
+    if !can_boot_as_root_or_skips("for a disk that loses its power") {
         return;
     }
     const ENGINES: [&str; 5] = [

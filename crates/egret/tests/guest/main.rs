@@ -30,7 +30,7 @@ const RING_PACKED: usize = 34;
 
 #[test]
 fn two_disks_of_one_daemon_keep_what_a_guest_writes_over_its_reboot() {
-    if !can_boot_or_skips("two_disks_of_one_daemon_keep_what_a_guest_writes_over_its_reboot") {
+    if !can_boot_or_skips() {
         return;
     }
     let two = TwoDisks {
@@ -50,7 +50,7 @@ fn two_disks_of_one_daemon_keep_what_a_guest_writes_over_its_reboot() {
 
 #[test]
 fn large_blocks_write_through_and_interrupts_by_flag_suit_a_guest_as_well() {
-    if !can_boot_or_skips("large_blocks_write_through_and_interrupts_by_flag_suit_a_guest_as_well") {
+    if !can_boot_or_skips() {
         return;
     }
     let two = TwoDisks {
@@ -69,14 +69,14 @@ fn large_blocks_write_through_and_interrupts_by_flag_suit_a_guest_as_well() {
 
 #[test]
 fn the_lines_that_are_printed_for_qemu_attach_the_disk_for_longer_than_the_daemon_lives() {
-    if can_boot_or_skips("the_lines_that_are_printed_for_qemu_attach_the_disk_for_longer_than_the_daemon_lives") {
+    if can_boot_or_skips() {
         outlive_five_daemons(|lines| lines);
     }
 }
 
 #[test]
 fn a_guest_with_packed_rings_sees_nothing_of_a_daemon_that_is_killed() {
-    if can_boot_or_skips("a_guest_with_packed_rings_sees_nothing_of_a_daemon_that_is_killed") {
+    if can_boot_or_skips() {
         let guest = outlive_five_daemons(|lines| lines.replace("num-queues=4", "num-queues=4,packed=on"));
         assert!(guest.has_feature("vda", RING_PACKED));
     }
@@ -121,7 +121,7 @@ fn two_units(images: &[PathBuf; 2], socket: &Path, placement: &str) -> Options {
 
 #[test]
 fn two_units_of_a_scsi_device_do_all_that_a_guest_asks_of_them() {
-    if !can_boot_or_skips("two_units_of_a_scsi_device_do_all_that_a_guest_asks_of_them") {
+    if !can_boot_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -143,7 +143,7 @@ fn two_units_of_a_scsi_device_do_all_that_a_guest_asks_of_them() {
 
 #[test]
 fn a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened() {
-    if !can_boot_or_skips("a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened") {
+    if !can_boot_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -193,7 +193,7 @@ fn a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened() {
 
 #[test]
 fn sixty_four_units_of_one_device_are_all_found_and_again_after_a_reboot() {
-    if !can_boot_or_skips("sixty_four_units_of_one_device_are_all_found_and_again_after_a_reboot") {
+    if !can_boot_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -214,7 +214,7 @@ fn sixty_four_units_of_one_device_are_all_found_and_again_after_a_reboot() {
 
 #[test]
 fn a_disk_that_two_devices_have_is_reserved_by_one_of_them_from_the_other() {
-    if !can_boot_or_skips("a_disk_that_two_devices_have_is_reserved_by_one_of_them_from_the_other") {
+    if !can_boot_or_skips() {
         return;
     }
     let scratch = Scratch::new();
@@ -236,7 +236,7 @@ fn a_disk_that_two_devices_have_is_reserved_by_one_of_them_from_the_other() {
 
 #[test]
 fn a_guest_sees_units_come_and_grow_and_go_and_nothing_of_a_daemon_that_is_killed() {
-    if !can_boot_or_skips("a_guest_sees_units_come_and_grow_and_go_and_nothing_of_a_daemon_that_is_killed") {
+    if !can_boot_or_skips() {
         return;
     }
     const MIB: u64 = 1 << 20;

@@ -6,7 +6,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use crate::scene::{DIRECT, GIB, MIB, Scene, variants};
-use crate::support::attacker::{Ask, DATA, Share, Variant, new_eventfd};
+use crate::support::attacker::{Ask, DATA, Variant, new_eventfd};
+use crate::support::guest::Share;
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
 use crate::support::wire::*;

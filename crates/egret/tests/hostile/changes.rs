@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use serde_json::json;
 
 use crate::support::await_that;
-use crate::support::guest::{Guest, REGION};
+use crate::support::guest::Guest;
 use crate::support::qmp::Qmp;
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
@@ -38,8 +38,8 @@ fn a_queue_that_is_stopped_on_a_disk_that_hangs_is_in_use_and_holds_up_no_change
         let sent = match request {
             GET_VRING_BASE => guest.wire.send(request, &u32s(&[0, 0]), &[]),
             _ => {
-                let table = [u32s(&[1, 0]), guest.data.message(REGION)[8..].to_vec()].concat();
-                guest.wire.send(request, &table, &[guest.data.memory.as_fd()])
+                let table = [u32s(&[1, 0]), guest.data.message()[8..].to_vec()].concat();
+                guest.wire.send(request, &table, &[guest.data.file.as_fd()])
             }
         };
         sent.expect("the socket takes it");

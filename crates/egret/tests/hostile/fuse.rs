@@ -30,8 +30,9 @@ use serde_json::json;
 
 use crate::changes::await_change;
 use crate::scene::{DIRECT, GIB, MIB, Scene};
-use crate::support::attacker::{Attacker, DATA, Device, Share, Variant, new_eventfd};
+use crate::support::attacker::{Attacker, DATA, Device, Variant, new_eventfd};
 use crate::support::await_that;
+use crate::support::guest::Share;
 use crate::support::nbd_client::NbdClient;
 use crate::support::qmp::Qmp;
 use crate::support::scratch::{Scratch, is_root_or_skips};
@@ -107,14 +108,14 @@ struct Mounted {
 
 impl Mounted {
     /// `None`, and a word under the test's name, without root and FUSE.
-    fn or_skips(test: &str) -> Option<Self> {
-        if !is_root_or_skips(test, "for a file system of its own") {
+    fn or_skips() -> Option<Self> {
+        if !is_root_or_skips("for a file system of its own") {
             return None;
         }
         let folder = tempfile::tempdir().expect("a folder");
         let silent = Silent::default();
         let session = spawn_mount2(silent.clone(), folder.path(), &[MountOption::RW]);
-        let session = session.inspect_err(|error| egret_needs::lacks(test, format_args!("FUSE: {error}"))).ok()?;
+        let session = session.inspect_err(|error| egret_needs::this_test_lacks(format_args!("FUSE: {error}"))).ok()?;
         let file = File::options().read(true).write(true).open(folder.path().join("memory")).expect("our own file");
         let share = Share { file, guest: DATA, len: MIB };
         Some(Self { silent, share, _session: ManuallyDrop::new(session), folder })
@@ -136,7 +137,7 @@ fn guest_memory_on_fuse_is_refused() {
         return;
     }
     let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
-    let Some(mounted) = Mounted::or_skips("guest_memory_on_fuse_is_refused") else { return };
+    let Some(mounted) = Mounted::or_skips() else { return };
     scene.survives("memory whose pages never come", |scene| {
         let mut wire = Wire::agree(&scene.victim, F_VERSION_1);
         assert!(wire.refuses(ADD_MEM_REG, &mounted.share.message(), &[mounted.share.file.as_fd()]));
@@ -161,8 +162,7 @@ fn a_descriptor_that_does_not_answer_holds_up_its_own_session_alone() {
         ("for nothing", SET_OWNER, Vec::new()),
     ] {
         let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
-        let test = "a_descriptor_that_does_not_answer_holds_up_its_own_session_alone";
-        let Some(mounted) = Mounted::or_skips(test) else { return };
+        let Some(mounted) = Mounted::or_skips() else { return };
         scene.survives(what, |scene| {
             let wire = Wire::agree(&scene.victim, F_VERSION_1);
             mounted.silent.fall_silent();
@@ -187,7 +187,7 @@ fn descriptors_that_do_not_answer_hold_up_no_change_of_others() {
         "writable=on",
     );
     let server = Server::start(&Program::egret(), &options);
-    let Some(mounted) = Mounted::or_skips("descriptors_that_do_not_answer_hold_up_no_change_of_others") else { return };
+    let Some(mounted) = Mounted::or_skips() else { return };
     let mut qmp = Qmp::connect(&monitor);
     let wire = Wire::agree(&socket, F_VERSION_1);
     mounted.silent.fall_silent();
@@ -205,13 +205,11 @@ fn descriptors_that_do_not_answer_hold_up_no_change_of_others() {
 
 #[test]
 fn a_client_that_has_left_descriptors_that_do_not_answer_and_a_record_unreceived_holds_up_no_end_of_its_export() {
-    let test =
-        "a_client_that_has_left_descriptors_that_do_not_answer_and_a_record_unreceived_holds_up_no_end_of_its_export";
     let scratch = Scratch::new();
     let [monitor, socket] = ["qmp", "disk"].map(|name| scratch.path(name));
     let options = Options::new().monitor("m", &monitor).disk("d0", &scratch.image("disk", MIB), "");
     let server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, ""));
-    let Some(mounted) = Mounted::or_skips(test) else { return };
+    let Some(mounted) = Mounted::or_skips() else { return };
     let mut qmp = Qmp::connect(&monitor);
     let wire = Wire::agree(&socket, F_VERSION_1);
     mounted.silent.fall_silent();
@@ -229,8 +227,7 @@ fn a_client_that_has_left_descriptors_that_do_not_answer_and_a_record_unreceived
 
 #[test]
 fn an_image_that_does_not_answer_when_it_is_to_be_locked_holds_up_no_change_of_others() {
-    let test = "an_image_that_does_not_answer_when_it_is_to_be_locked_holds_up_no_change_of_others";
-    let Some(mounted) = Mounted::or_skips(test) else { return };
+    let Some(mounted) = Mounted::or_skips() else { return };
     let image = mounted.folder.path().join("memory");
     let scratch = Scratch::new();
     let [monitor, socket] = ["qmp", "disk"].map(|name| scratch.path(name));
@@ -265,8 +262,7 @@ fn an_image_that_does_not_answer_when_it_is_to_be_locked_holds_up_no_change_of_o
 
 #[test]
 fn what_a_client_over_nbd_that_has_gone_has_asked_of_an_image_that_does_not_answer_holds_up_no_change() {
-    let test = "what_a_client_over_nbd_that_has_gone_has_asked_of_an_image_that_does_not_answer_holds_up_no_change";
-    let Some(mounted) = Mounted::or_skips(test) else { return };
+    let Some(mounted) = Mounted::or_skips() else { return };
     let scratch = Scratch::new();
     let [monitor, socket] = ["qmp", "nbd"].map(|name| scratch.path(name));
     let options = Options::new()
@@ -356,7 +352,6 @@ fn a_descriptor_in_a_set_that_is_locked_holds_up_neither_neighbours_nor_what_oth
     let eventfd: fn() -> OwnedFd = new_eventfd;
     let pipe = || pipe_with(PipeFlags::CLOEXEC).expect("a pipe").1;
     let socket = || UnixStream::pair().expect("a pair").0.into();
-    let test = "a_descriptor_in_a_set_that_is_locked_holds_up_neither_neighbours_nor_what_others_have_left";
     let ways: [Way; 9] = [
         ("to be called by", eventfd, |_, attacker, fd| set_twice(SET_VRING_CALL, attacker, fd)),
         ("to be told of errors by", eventfd, |_, attacker, fd| set_twice(SET_VRING_ERR, attacker, fd)),
@@ -390,7 +385,7 @@ fn a_descriptor_in_a_set_that_is_locked_holds_up_neither_neighbours_nor_what_oth
     ];
     for (what, make, leave) in ways {
         let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
-        let Some(mounted) = Mounted::or_skips(test) else { return };
+        let Some(mounted) = Mounted::or_skips() else { return };
         scene.survives(what, |scene| {
             let mut attacker = scene.attacker(MIB);
             let fd = make();

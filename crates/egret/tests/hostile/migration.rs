@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 use egret_vring::vhost_user::{F_LOG_ALL, VRING_LOG};
 
 use crate::scene::{DIRECT, GIB, MIB, Scene, variants};
-use crate::support::attacker::{Ask, DATA, Share, Variant};
+use crate::support::attacker::{Ask, DATA, Variant};
+use crate::support::guest::Share;
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
 use crate::support::wire::*;

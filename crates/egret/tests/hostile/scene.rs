@@ -5,9 +5,10 @@ use std::process::{ExitStatus, Stdio};
 
 use egret_loadgen::client::{Client, ClientOptions, Op, Shape};
 
-use crate::support::attacker::{Ask, Attacker, DATA, Device, MEMORY_NAME, SIZE, Variant};
+use crate::support::attacker::{Ask, Attacker, DATA, Device, SIZE, Variant};
 use crate::support::await_that;
 use crate::support::disk::Disk;
+use crate::support::guest::MEMORY_NAME;
 use crate::support::http::get;
 use crate::support::neighbour::{EXTENT, Neighbour};
 use crate::support::scratch::Scratch;

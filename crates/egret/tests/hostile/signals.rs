@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::scene::{DIRECT, MIB, Scene, Victim, variants};
-use crate::support::attacker::{Ask, Attacker, DATA, Share, Signals, Variant, make_block, stuff};
+use crate::support::attacker::{Ask, Attacker, DATA, Signals, Variant, make_block, stuff};
 use crate::support::await_that;
+use crate::support::guest::Share;
 use crate::support::server::Program;
 
 fn read(attacker: &mut Attacker) {

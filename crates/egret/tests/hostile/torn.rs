@@ -1,7 +1,8 @@
 //! Memory whose file is truncated after it was shared.
 
 use crate::scene::{DIRECT, MIB, Scene, Victim, variants};
-use crate::support::attacker::{Ask, Attacker, DATA, Device, MEMORY_NAME, SIZE, Variant};
+use crate::support::attacker::{Ask, Attacker, DATA, Device, SIZE, Variant};
+use crate::support::guest::MEMORY_NAME;
 use crate::support::server::Program;
 
 const PAGE: u64 = 4096;

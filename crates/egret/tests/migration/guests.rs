@@ -238,7 +238,7 @@ const WAYS: [Way; 7] = [
 
 #[test]
 fn a_guest_migrates_to_and_fro_under_load_and_sees_nothing_of_it() {
-    if !can_boot_or_skips("a_guest_migrates_to_and_fro_under_load_and_sees_nothing_of_it") {
+    if !can_boot_or_skips() {
         return;
     }
     let kinds: Vec<_> = (0..16).map(|kind| Kind { engines: kind % 4, queues: kind / 4 }).collect();
@@ -260,7 +260,7 @@ fn a_guest_migrates_to_a_newer_qemu_and_back() {
     if !newer.exists() {
         let why = "skipped, because there is none: run scripts/install-newer-qemu";
         let _ = writeln!(std::io::stderr(), "a_guest_migrates_to_a_newer_qemu_and_back: {why}");
-    } else if can_boot_or_skips("a_guest_migrates_to_a_newer_qemu_and_back") {
+    } else if can_boot_or_skips() {
         to_and_fro([None, Some(&newer)], Kind { engines: 0, queues: 0 });
     }
 }

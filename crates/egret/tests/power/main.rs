@@ -106,8 +106,8 @@ fn losses() -> u64 {
 }
 
 /// Loses power again and again, with every engine, cache mode and device over a disk of that kind.
-fn lose_power(test: &str, backing: Backing, end: End) {
-    if !is_root_or_skips(test, "for a disk that loses its power") {
+fn lose_power(backing: Backing, end: End) {
+    if !is_root_or_skips("for a disk that loses its power") {
         return;
     }
     let scratch = Scratch::new();
@@ -228,30 +228,27 @@ fn detach(device: Option<LoopDevice>, path: PathBuf) {
 
 #[test]
 fn what_was_acknowledged_as_stable_survives_the_loss_of_power_of_a_file() {
-    lose_power("what_was_acknowledged_as_stable_survives_the_loss_of_power_of_a_file", Backing::File, End::Killed);
+    lose_power(Backing::File, End::Killed);
 }
 
 #[test]
 fn what_was_acknowledged_as_stable_survives_the_loss_of_power_of_a_block_device() {
-    let test = "what_was_acknowledged_as_stable_survives_the_loss_of_power_of_a_block_device";
-    lose_power(test, Backing::LoopDevice, End::Killed);
+    lose_power(Backing::LoopDevice, End::Killed);
 }
 
 #[test]
 fn what_was_acknowledged_as_stable_survives_where_sectors_are_larger_than_what_is_written() {
-    let test = "what_was_acknowledged_as_stable_survives_where_sectors_are_larger_than_what_is_written";
-    lose_power(test, Backing::LargeSectors, End::Killed);
+    lose_power(Backing::LargeSectors, End::Killed);
 }
 
 #[test]
 fn all_that_was_written_is_stable_when_the_daemon_has_ended() {
-    lose_power("all_that_was_written_is_stable_when_the_daemon_has_ended", Backing::LoopDevice, End::Asked);
+    lose_power(Backing::LoopDevice, End::Asked);
 }
 
 #[test]
 fn a_flush_that_is_asked_for_while_another_runs_is_answered_by_one_that_began_later() {
-    let test = "a_flush_that_is_asked_for_while_another_runs_is_answered_by_one_that_began_later";
-    if !is_root_or_skips(test, "for a disk that takes its time") {
+    if !is_root_or_skips("for a disk that takes its time") {
         return;
     }
     let scratch = Scratch::new();

@@ -4,26 +4,23 @@
 //! rings of either layout are written alike. Chains have numbers, which name their header, their status and their table.
 //! Unlike [`guest`](super::guest) it drives packed rings and virtio-scsi too, with as much memory as an attack asks for.
 
-use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
 
+use egret_vring::vhost_user::NO_FD;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::await_that;
-use super::guest::{INDIRECT, NEXT, USER, WRITE, descriptor, is_over};
+use super::guest::{INDIRECT, NEXT, Share, USER, WRITE, descriptor, is_over};
 use super::wire::*;
 
 /// Entries of the queue, and chains at a time.
 pub const SIZE: u16 = 1024;
 /// The guest address at which an attacker's data begins.
 pub const DATA: u64 = 1 << 40;
-/// The name of all memory that an attacker shares, in `/proc/PID/maps` too.
-pub const MEMORY_NAME: &str = "hostile";
 
 /// The guest address of rings, headers and tables.
 const CONTROL: u64 = 0x1000_0000;
@@ -41,8 +38,6 @@ const CONTROL_LEN: u64 = TABLES + TABLE * SIZE as u64;
 /// `VIRTQ_DESC_F_AVAIL` and `VIRTQ_DESC_F_USED`.
 const PACKED_AVAILABLE: u16 = 1 << 7;
 const PACKED_USED: u16 = 1 << 15;
-/// `VHOST_USER_VRING_NOFD_MASK`.
-const NO_DESCRIPTOR: u64 = 1 << 8;
 const SECTOR: u64 = 512;
 /// The status of a chain that has none yet.
 const UNTOLD: u8 = 0xFF;
@@ -188,44 +183,6 @@ impl Ask {
     }
 }
 
-/// Memory that an attacker shares.
-#[derive(Debug)]
-pub struct Share {
-    pub file: File,
-    pub guest: u64,
-    pub len: u64,
-}
-
-impl Share {
-    /// `len` bytes at guest address `guest`, allocated when first touched.
-    pub fn new(guest: u64, len: u64) -> Self {
-        let file = File::from(memfd_create(MEMORY_NAME, MemfdFlags::CLOEXEC).expect("a memfd"));
-        file.set_len(len).expect("its length");
-        Self { file, guest, len }
-    }
-
-    /// The payload of `ADD_MEM_REG` and `REM_MEM_REG`.
-    pub fn message(&self) -> Vec<u8> {
-        u64s(&[0, self.guest, self.len, self.guest + USER, 0])
-    }
-
-    /// The payload of `SET_MEM_TABLE`.
-    pub fn table(shares: &[&Self]) -> Vec<u8> {
-        let regions = shares.iter().flat_map(|share| u64s(&[share.guest, share.len, share.guest + USER, 0]));
-        u32s(&[shares.len() as u32, 0]).into_iter().chain(regions).collect()
-    }
-
-    pub fn put(&self, at: u64, bytes: &[u8]) {
-        self.file.write_all_at(bytes, at - self.guest).expect("our own memory");
-    }
-
-    pub fn get<const N: usize>(&self, at: u64) -> [u8; N] {
-        let mut bytes = [0; N];
-        self.file.read_exact_at(&mut bytes, at - self.guest).expect("our own memory");
-        bytes
-    }
-}
-
 /// The descriptors by which the two sides wake each other.
 #[derive(Debug)]
 pub struct Signals {
@@ -352,7 +309,7 @@ impl Attacker {
         must(SET_VRING_CALL, &which, &[signals.call.as_fd()]);
         match &signals.kick {
             Some(kick) => must(SET_VRING_KICK, &which, &[kick.as_fd()]),
-            None => must(SET_VRING_KICK, &u64s(&[u64::from(queue) | NO_DESCRIPTOR]), &[]),
+            None => must(SET_VRING_KICK, &u64s(&[u64::from(queue) | NO_FD]), &[]),
         }
         must(SET_VRING_ENABLE, &u32s(&[queue, 1]), &[]);
     }

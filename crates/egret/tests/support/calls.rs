@@ -8,15 +8,6 @@ use egret_confine::rules::{RULES, Rule};
 
 use super::server::Program;
 
-/// Whether there is `strace`; if not, prints so under the test's name.
-pub fn has_strace_or_skips(test: &str) -> bool {
-    let there = std::process::Command::new("strace").arg("--version").output().is_ok();
-    if !there {
-        egret_needs::lacks(test, "strace");
-    }
-    there
-}
-
 impl Program {
     /// The same, with every system call written to `record`.
     pub fn recorded(self, record: &Path) -> Self {

@@ -31,6 +31,9 @@ pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 
+/// The name of all memory that guests share, in `/proc/PID/maps` too.
+pub const MEMORY_NAME: &str = "hostile";
+
 const RINGS: u64 = 0x1000_0000;
 /// How far user addresses lie above guest addresses.
 pub const USER: u64 = 0x7f00_0000_0000;
@@ -38,24 +41,42 @@ const AVAIL: u64 = 0x1000;
 /// Where the used ring lies in its region.
 pub const USED: u64 = 0x2000;
 
-/// Part of guest memory.
-pub struct Region {
-    /// The memory's file, which a test may truncate.
-    pub memory: File,
-    guest: u64,
+/// Memory that a guest shares.
+#[derive(Debug)]
+pub struct Share {
+    /// Which a test may truncate.
+    pub file: File,
+    pub guest: u64,
+    pub len: u64,
 }
 
-impl Region {
-    /// Makes a region of [`REGION`] bytes at guest address `guest`.
-    pub fn new(guest: u64) -> Self {
-        let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd"));
-        memory.set_len(REGION).expect("its length");
-        Self { memory, guest }
+impl Share {
+    /// `len` bytes at guest address `guest`, allocated when first touched.
+    pub fn new(guest: u64, len: u64) -> Self {
+        let file = File::from(memfd_create(MEMORY_NAME, MemfdFlags::CLOEXEC).expect("a memfd"));
+        file.set_len(len).expect("its length");
+        Self { file, guest, len }
     }
 
-    /// The payload of `ADD_MEM_REG` and `REM_MEM_REG` for a region that claims `len` bytes.
-    pub fn message(&self, len: u64) -> Vec<u8> {
-        u64s(&[0, self.guest, len, self.guest + USER, 0])
+    /// The payload of `ADD_MEM_REG` and `REM_MEM_REG`.
+    pub fn message(&self) -> Vec<u8> {
+        u64s(&[0, self.guest, self.len, self.guest + USER, 0])
+    }
+
+    /// The payload of `SET_MEM_TABLE`.
+    pub fn table(shares: &[&Self]) -> Vec<u8> {
+        let regions = shares.iter().flat_map(|share| u64s(&[share.guest, share.len, share.guest + USER, 0]));
+        u32s(&[shares.len() as u32, 0]).into_iter().chain(regions).collect()
+    }
+
+    pub fn put(&self, at: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, at - self.guest).expect("our own memory");
+    }
+
+    pub fn get<const N: usize>(&self, at: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.file.read_exact_at(&mut bytes, at - self.guest).expect("our own memory");
+        bytes
     }
 }
 
@@ -64,9 +85,9 @@ pub struct Guest {
     /// The session, for more messages.
     pub wire: Wire,
     /// Descriptors, available and used ring.
-    pub rings: Region,
+    pub rings: Share,
     /// What descriptors point at.
-    pub data: Region,
+    pub data: Share,
     kick: OwnedFd,
     error: OwnedFd,
     offered: u16,
@@ -81,9 +102,9 @@ impl Guest {
     /// The same, where the daemon may not like the last word, which starts the queue.
     pub fn try_boot(socket: &Path) -> Option<Self> {
         let mut wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX);
-        let (rings, data) = (Region::new(RINGS), Region::new(DATA));
+        let (rings, data) = (Share::new(RINGS, REGION), Share::new(DATA, REGION));
         for region in [&rings, &data] {
-            let added = wire.order(ADD_MEM_REG, &region.message(REGION), &[region.memory.as_fd()]);
+            let added = wire.order(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
             assert_eq!(added.expect("an answer"), 0, "the region is fine");
         }
         let [kick, call, error] = [(); 3].map(|()| eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
@@ -120,19 +141,18 @@ impl Guest {
 
     /// Writes descriptor `index` of the table.
     pub fn describe(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
-        self.put(&self.rings, u64::from(index) * 16, &descriptor(addr, len, flags, next));
+        self.rings.put(RINGS + u64::from(index) * 16, &descriptor(addr, len, flags, next));
     }
 
     /// Writes `bytes` at guest address `at` of the data region.
     pub fn put_data(&self, at: u64, bytes: &[u8]) {
-        self.put(&self.data, at - DATA, bytes);
+        self.data.put(at, bytes);
     }
 
     /// Reads the byte at guest address `at` of the data region.
     pub fn data_byte(&self, at: u64) -> u8 {
-        let mut byte = [0];
-        self.data.memory.read_exact_at(&mut byte, at - DATA).expect("our own memory");
-        byte[0]
+        let [byte] = self.data.get(at);
+        byte
     }
 
     /// Describes an honest read of `len` bytes of sector 0, in descriptors 0 to 2.
@@ -151,14 +171,14 @@ impl Guest {
 
     /// Makes the chain at `head` available.
     pub fn offer(&mut self, head: u16) {
-        self.put(&self.rings, AVAIL + 4 + u64::from(self.offered % SIZE) * 2, &head.to_le_bytes());
+        self.rings.put(RINGS + AVAIL + 4 + u64::from(self.offered % SIZE) * 2, &head.to_le_bytes());
         self.offered = self.offered.wrapping_add(1);
         self.publish(self.offered);
     }
 
     /// Claims that `index` chains have been made available so far, and kicks.
     pub fn publish(&self, index: u16) {
-        self.put(&self.rings, AVAIL + 2, &index.to_le_bytes());
+        self.rings.put(RINGS + AVAIL + 2, &index.to_le_bytes());
         self.kick();
     }
 
@@ -169,17 +189,13 @@ impl Guest {
 
     /// Whether the daemon has taken up all that was offered: it asks, before it sleeps, to be kicked for the next.
     pub fn is_taken_up(&self) -> bool {
-        let mut event = [0; 2];
         let avail_event = USED + 4 + 8 * u64::from(SIZE);
-        self.rings.memory.read_exact_at(&mut event, avail_event).expect("our own memory");
-        u16::from_le_bytes(event) == self.offered
+        u16::from_le_bytes(self.rings.get(RINGS + avail_event)) == self.offered
     }
 
     /// How many chains the daemon has returned.
     pub fn used(&self) -> u16 {
-        let mut index = [0; 2];
-        self.rings.memory.read_exact_at(&mut index, USED + 2).expect("our own memory");
-        u16::from_le_bytes(index)
+        u16::from_le_bytes(self.rings.get(RINGS + USED + 2))
     }
 
     /// Reads 4096 bytes honestly, which shows that the queue works.
@@ -200,10 +216,6 @@ impl Guest {
     /// Whether the queue is broken or the session is over.
     pub fn is_over(&self) -> bool {
         is_over(&self.error, &self.wire)
-    }
-
-    fn put(&self, region: &Region, at: u64, bytes: &[u8]) {
-        region.memory.write_all_at(bytes, at).expect("our own memory");
     }
 }
 

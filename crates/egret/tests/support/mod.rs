@@ -46,6 +46,7 @@ pub mod vm;
 pub mod wire;
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test gives up; generous, because only a failing test waits that long.
@@ -58,6 +59,24 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// The others.
 pub fn reset_is_end(e: io::Error) -> io::Result<usize> {
     if e.kind() == io::ErrorKind::ConnectionReset { Ok(0) } else { Err(e) }
+}
+
+/// Whether a program is there; if not, says so under the test's name, and fails where everything should be.
+pub fn has_or_skips(program: &str) -> bool {
+    let found = egret_lab::stack::find(program).is_some();
+    if !found {
+        egret_needs::this_test_lacks(program);
+    }
+    found
+}
+
+/// Ends a load even where what it accompanied fails.
+pub struct Finished<'a>(pub &'a AtomicBool);
+
+impl Drop for Finished<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Waits until `look` finds something; for what has no descriptor to wait on, such as another process's threads.

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blkio::ReqFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::await_that;
 use super::disk::Disk;
 use super::port::Port;
 use super::server::{Reaped, Server, await_stopped};
+use super::{Finished, await_that};
 
 /// A running server; killed when dropped.
 pub struct NbdServer {
@@ -159,14 +159,8 @@ pub fn use_it(disk: &mut Disk, block: u64) {
 }
 
 /// Whether this machine has the servers.
-pub fn has_servers_or_skips(test: &str) -> bool {
-    let missing = ["nbdkit", "qemu-nbd", "nbd-server"].into_iter().find(|program| {
-        Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err()
-    });
-    if let Some(missing) = missing {
-        egret_needs::lacks(test, missing);
-    }
-    missing.is_none()
+pub fn has_servers_or_skips() -> bool {
+    ["nbdkit", "qemu-nbd", "nbd-server"].into_iter().all(super::has_or_skips)
 }
 
 /// Has `again` end what `server` is connected to and start it again, three times, while `export` is written and verified: no
@@ -174,13 +168,6 @@ pub fn has_servers_or_skips(test: &str) -> bool {
 pub fn outages_cost_time_alone(server: &Server, export: &Path, image: &Path, mut again: impl FnMut()) {
     const EXTENT: Range<u64> = 0..8 << 20;
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
-    /// Stops the load, also where something else has failed.
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             let mut disk = Disk::connect(export).unwrap();
@@ -191,7 +178,7 @@ pub fn outages_cost_time_alone(server: &Server, export: &Path, image: &Path, mut
                 disk.first().verify_pattern(EXTENT, round).unwrap();
             }
         });
-        let stopping = Stop(&stop);
+        let finished = Finished(&stop);
         let connected = || server.log().iter().filter(|line| line.contains("connected to its server")).count();
         let begun = || rounds.load(Ordering::Relaxed);
         let mut round = 0;
@@ -208,7 +195,7 @@ pub fn outages_cost_time_alone(server: &Server, export: &Path, image: &Path, mut
             });
             round = begun();
         }
-        drop(stopping);
+        drop(finished);
         load.join().unwrap();
         Disk::open(image, false).unwrap().first().verify_pattern(EXTENT, begun()).unwrap();
     });

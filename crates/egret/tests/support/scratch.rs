@@ -65,10 +65,10 @@ pub fn is_root() -> bool {
 }
 
 /// Whether this process may do what needs root; if not, says so under the test's name, and what for.
-pub fn is_root_or_skips(test: &str, what: &str) -> bool {
+pub fn is_root_or_skips(what: &str) -> bool {
     let root = is_root();
     if !root {
-        egret_needs::lacks(test, format_args!("root {what}"));
+        egret_needs::this_test_lacks(format_args!("root {what}"));
     }
     root
 }

@@ -428,14 +428,8 @@ impl Server {
 
     /// For how long the thread of this name has had a processor so far.
     pub fn cpu_time(&self, thread: &str) -> Duration {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon lives");
-        let mut tasks = tasks.map(|task| task.expect("an entry").path());
-        let of_this_name =
-            |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == thread);
-        let task = tasks.find(of_this_name).expect("a thread of this name");
-        let times = fs::read_to_string(task.join("schedstat")).expect("it lives");
-        let nanoseconds = times.split_whitespace().next().and_then(|first| first.parse().ok());
-        Duration::from_nanos(nanoseconds.expect("a number"))
+        let time = egret_loadgen::machine::named_threads_cpu_time_ns(self.pid(), thread);
+        Duration::from_nanos(time.expect("a thread of this name"))
     }
 }
 

@@ -11,6 +11,7 @@ use egret_vring::ring::{Driver, DriverConfig, PACKED_BASE, Piece};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::PATIENCE;
+use super::server::{Options, Program, Server};
 use super::wire::*;
 
 pub const BLOCK: usize = 4096;
@@ -163,6 +164,15 @@ impl Client {
             self.reap();
         }
         assert_eq!(self.done, self.sent, "each request has ended once");
+    }
+
+    /// Has a last daemon end what is in flight, leaves it, and sees it end well.
+    pub fn finish(&mut self, options: &Options, socket: &Path) {
+        let server = Server::start(&Program::egret(), options);
+        self.connect(socket);
+        self.drain();
+        self.wire = None;
+        assert_eq!(server.terminate().code(), Some(0));
     }
 
     fn send(&mut self, slot: usize) {

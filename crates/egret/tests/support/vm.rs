@@ -3,17 +3,15 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use egret_needs::lacks;
-
 /// Where the scripts are that make and boot guests.
 pub fn scripts_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts").canonicalize().expect("scripts/ lies beside crates/")
 }
 
 /// Whether there is what a guest needs; if not, says so under the test's name.
-pub fn can_boot_or_skips(test: &str) -> bool {
+pub fn can_boot_or_skips() -> bool {
     let Some(missing) = missing() else { return true };
-    lacks(test, format_args!("{missing}: run scripts/install-test-deps"));
+    egret_needs::this_test_lacks(format_args!("{missing}: run scripts/install-test-deps"));
     false
 }
 

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 
-use egret_disk::{EngineSet, Op};
+use egret_disk::{EngineSet, Op, Slab};
 use egret_event_loop::Nanos;
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
 use egret_nbd::{Channel, ChannelError, Received};
@@ -30,7 +30,6 @@ use super::kind::Kind;
 use super::lane::{ClientId, Core};
 use super::reply::{Head, ReplyTo};
 use super::server::Place;
-use super::slab::Slab;
 
 /// Bytes that are received at a time, beside a write's data.
 const INPUT: usize = 16 << 10;

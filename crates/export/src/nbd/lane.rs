@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::task::Wake;
 
-use egret_disk::{Action, Completion, Disk, DiskSlot, Ended, EngineSet, Failure, Op, Request, RequestToken};
+use egret_disk::{Action, Completion, Disk, DiskSlot, Ended, EngineSet, Failure, Op, Request, RequestToken, Slab};
 use egret_event_loop::{LoopHandle, Nanos, SourceId};
 use egret_vring::memory::{Buffers, Lent};
 use rustix::event::Timespec;
@@ -22,7 +22,6 @@ use super::client::{Client, INTEREST, NewClient, Ran};
 use super::extents::{Queries, Query};
 use super::inbox::{Inbox, Letter};
 use super::pool::Pool;
-use super::slab::Slab;
 use crate::alarm::Alarm;
 use crate::peer_log::PeerLog;
 use crate::source::Worker;

@@ -30,7 +30,6 @@ mod lane;
 mod pool;
 mod reply;
 mod server;
-mod slab;
 
 pub use export::NbdOptions;
 pub(crate) use export::Offer;

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use egret_confine::{Bounds, ThreadKind};
-use egret_event_loop::EventNotifier;
+use egret_event_loop::{EventNotifier, FromPeer};
 use egret_nbd::tls::ServerCredentials;
 use egret_nbd::{Channel, ChannelError, Received};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,7 +23,7 @@ use super::export::Offer;
 use super::handshake::{Chosen, Ended, Fed, Handshake, Offers};
 use crate::peer_log::PeerLog;
 use crate::queues::lock;
-use crate::socket::{Access, Arrival, BindError, Rights, UnixSocket};
+use crate::socket::{Access, BindError, Rights, UnixSocket};
 
 /// Clients that are in their handshakes at a time, beside those that have chosen: who says nothing takes no place of theirs.
 const MOST_GUESTS: usize = 64;
@@ -239,14 +239,7 @@ impl Listener {
     /// The next client, if there is one that is let in.
     fn accept(&self, log: &PeerLog) -> io::Result<Option<OwnedFd>> {
         match self {
-            Self::Unix(socket) => Ok(match socket.accept()? {
-                Arrival::Client(client) => Some(client.into_fd()),
-                Arrival::Refused(uid) => {
-                    log.warn(format_args!("a client of user {uid} is not let in: allow-uid does not name it"));
-                    None
-                }
-                Arrival::Nobody => None,
-            }),
+            Self::Unix(socket) => Ok(socket.accept(log)?.map(FromPeer::into_fd)),
             Self::Tcp(listener) => match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(client) => {
                     // Replies should not wait for others, and who is gone without a word should be found out. Without

@@ -47,19 +47,7 @@ impl Guest {
     /// One with a ring of this kind.
     fn shaped(config: DriverConfig, errors: Arc<ErrorHandling>, disks: Vec<Option<Arc<Disk>>>) -> Self {
         let size = config.size;
-        let blk = BlkConfig {
-            capacity_bytes: SIZE,
-            logical_block_size: 512,
-            physical_block_size: 512,
-            optimal_io_size: 0,
-            num_queues: 1,
-            queue_size: size,
-            read_only: false,
-            serial: "worker".into(),
-            writethrough: false,
-            discard: None,
-            write_zeroes: None,
-        };
+        let blk = BlkConfig { capacity_bytes: SIZE, queue_size: size, serial: "worker".into(), ..BlkConfig::default() };
         Self::with(Blk::new(blk).unwrap().model(0, size), config, errors, disks)
     }
 

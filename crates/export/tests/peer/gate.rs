@@ -121,14 +121,6 @@ impl Remote for Gate {
         Ok(SIZE)
     }
 
-    fn can_resize(&self) -> bool {
-        false
-    }
-
-    fn resize(&self, _bytes: u64) -> std::io::Result<()> {
-        Err(Errno::NOTSUP.into())
-    }
-
     fn flush(&self) -> Result<(), Errno> {
         self.0.flushed.fetch_add(1, Ordering::Relaxed);
         Ok(())

@@ -79,19 +79,7 @@ pub fn export_config(address: Address) -> ExportConfig {
 
 /// A disk of virtio-blk without anything particular.
 pub fn blk_config(capacity_bytes: u64, num_queues: u16) -> BlkConfig {
-    BlkConfig {
-        capacity_bytes,
-        logical_block_size: 512,
-        physical_block_size: 512,
-        optimal_io_size: 0,
-        num_queues,
-        queue_size: 128,
-        read_only: false,
-        serial: "egret".into(),
-        writethrough: false,
-        discard: None,
-        write_zeroes: None,
-    }
+    BlkConfig { capacity_bytes, num_queues, serial: "egret".into(), ..BlkConfig::default() }
 }
 
 /// A front-end.

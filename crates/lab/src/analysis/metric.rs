@@ -1,33 +1,13 @@
 //! What is measured: names, units, and which way is better.
 
+use strum::VariantArray;
+
 use crate::plan::Metric;
 use crate::results::{Measurement, Polling};
 
 impl Metric {
     /// All of them.
-    pub const ALL: [Self; 21] = [
-        Self::Latency,
-        Self::LatencyP99,
-        Self::LatencyP999,
-        Self::Iops,
-        Self::Throughput,
-        Self::CpuPerIo,
-        Self::IoThreadCpu,
-        Self::ServerCpu,
-        Self::BackendCpu,
-        Self::LoadCpu,
-        Self::HostBusy,
-        Self::CpuPerGigabyte,
-        Self::Cpus,
-        Self::IoThreadCores,
-        Self::InIoSubmit,
-        Self::IoThreads,
-        Self::Duration,
-        Self::Transactions,
-        Self::Window,
-        Self::WindowsReset,
-        Self::WindowsNearMax,
-    ];
+    pub const ALL: [Self; Self::VARIANTS.len()] = *Self::VARIANTS.first_chunk().expect("all of them");
 
     /// Its value, in its [`unit`](Self::unit); `None` where the stack could not tell, or nothing was done.
     pub fn of(self, measurement: &Measurement) -> Option<f64> {

@@ -44,6 +44,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray;
 
 pub use columns::Columns;
 pub use load::{Application, Curve, Load, LoadKeys, Loads, RateProcess, expand};
@@ -197,7 +198,7 @@ pub enum DiskKind {
 }
 
 /// What a chart shows of a cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, VariantArray)]
 #[serde(rename_all = "kebab-case")]
 pub enum Metric {
     /// Mean latency, in microseconds.
@@ -206,8 +207,6 @@ pub enum Metric {
     LatencyP99,
     /// The latency of one request in a thousand, in microseconds.
     LatencyP999,
-    /// CPUs that the server's I/O threads kept busy.
-    IoThreads,
     /// Requests per second.
     Iops,
     /// Megabytes (of 10^6 bytes) per second.
@@ -233,6 +232,8 @@ pub enum Metric {
     IoThreadCores,
     /// The share of the time that I/O threads slept in `io_submit`, in percent.
     InIoSubmit,
+    /// CPUs that the server's I/O threads kept busy.
+    IoThreads,
     /// How long a piece of work took, in seconds.
     Duration,
     /// Transactions per second, of a database.

@@ -159,9 +159,8 @@ impl Plan {
     /// That what fio alone can is asked of fio alone, and what it cannot of others too; and that no guest is asked for queues.
     fn check_fios(&self, load: &Load) -> Result<(), String> {
         let on = || self.subjects.iter().filter(|subject| load.is_put_on(&subject.name));
-        let is_ours = |subject: &Subject| !matches!(subject.stack, Stack::Host | Stack::Guest | Stack::Ssh);
         let keys = [("queues", load.keys.queues.is_some()), ("polling", load.keys.polling)];
-        if let Some((key, _)) = keys.iter().find(|(_, is_said)| *is_said && !on().any(is_ours)) {
+        if let Some((key, _)) = keys.iter().find(|(_, is_said)| *is_said && on().all(|one| one.stack.is_fios())) {
             return Err(format!("load '{}': {key} is of the lab's own load, and it is put on fio alone", load.name));
         }
         if let Some(guest) = on().find(|one| one.stack == Stack::Guest && load.keys.queues.is_some()) {
@@ -178,8 +177,7 @@ impl Plan {
             (false, true) => "processes",
             (false, false) => return Ok(()),
         };
-        let fios = |subject: &Subject| matches!(subject.stack, Stack::Host | Stack::Guest | Stack::Ssh);
-        match self.subjects.iter().find(|one| load.is_put_on(&one.name) && !fios(one)) {
+        match on().find(|one| !one.stack.is_fios()) {
             None => Ok(()),
             Some(subject) => Err(format!(
                 "load '{}': {key} is fio's, of the stacks host, guest and ssh, and it is put on '{}'",
@@ -191,8 +189,7 @@ impl Plan {
     /// That a load that verifies finds on its disks what it has written itself, or else a disk is wrong.
     fn check_verifies(&self, load: &Load) -> Result<(), String> {
         let complain = |what: &str| Err(format!("load '{}': {what}", load.name));
-        let fios = |subject: &&Subject| matches!(subject.stack, Stack::Host | Stack::Guest | Stack::Ssh);
-        if let Some(fio) = self.subjects.iter().filter(fios).find(|one| load.is_put_on(&one.name)) {
+        if let Some(fio) = self.subjects.iter().find(|one| one.stack.is_fios() && load.is_put_on(&one.name)) {
             // fio reads back within the runtime, and counts that among the reads; and under norandommap it does not know which
             // of two writes was the last.
             return complain(&format!(

@@ -133,6 +133,13 @@ pub enum Stack {
     Ssh,
 }
 
+impl Stack {
+    /// Whether fio loads it, and not the lab itself.
+    pub const fn is_fios(self) -> bool {
+        matches!(self, Self::Host | Self::Guest | Self::Ssh)
+    }
+}
+
 /// How a subject gets at what is on the plan's disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

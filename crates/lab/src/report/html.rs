@@ -346,7 +346,7 @@ fn is_fios_open_loop(analysis: &Analysis<'_>, key: CellKey<'_>) -> bool {
     let asks = |load: &&&Load| load.name == key.load && load.keys.application.is_none();
     let load = analysis.loads.iter().find(asks);
     let is_open = load.is_some_and(|load| key.point > 0 || load.keys.rate_iops.is_some());
-    let is_fios = matches!(analysis.stack(key.subject), Some(Stack::Host | Stack::Guest | Stack::Ssh));
+    let is_fios = analysis.stack(key.subject).is_some_and(Stack::is_fios);
     is_open && is_fios && analysis.table.status(key) == Status::Measured
 }
 

@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use egret_disk::{Job, Op};
+use egret_disk::{Job, Op, Slab};
 use rustix::io::Errno;
 
 use crate::handshake::Export;
@@ -154,11 +154,10 @@ impl Command {
     }
 }
 
-/// All commands, under small numbers. It grows to the most that were ever in it, and allocates no more after that.
+/// All commands, under small numbers.
 #[derive(Default)]
 pub(super) struct Commands {
-    places: Vec<Option<Command>>,
-    free: Vec<u32>,
+    places: Slab<Command>,
     /// How many there have been, and how many messages.
     order: u64,
     cookies: u32,
@@ -171,7 +170,7 @@ pub(super) struct Commands {
 impl Commands {
     pub(super) fn insert(&mut self, job: Box<Job>) -> u32 {
         self.order += 1;
-        let command = Command {
+        self.places.insert(Command {
             job,
             order: self.order,
             done: 0,
@@ -184,25 +183,15 @@ impl Commands {
             header: [0; 32],
             header_len: 0,
             payload: Payload::Nothing,
-        };
-        match self.free.pop() {
-            Some(place) => {
-                self.places[place as usize] = Some(command);
-                place
-            }
-            None => {
-                self.places.push(Some(command));
-                self.places.len() as u32 - 1
-            }
-        }
+        })
     }
 
     pub(super) fn get(&self, place: u32) -> Option<&Command> {
-        self.places.get(place as usize)?.as_ref()
+        self.places.get(place)
     }
 
     pub(super) fn get_mut(&mut self, place: u32) -> Option<&mut Command> {
-        self.places.get_mut(place as usize)?.as_mut()
+        self.places.get_mut(place)
     }
 
     /// The command that a reply is for: one that was sent, and is not answered.
@@ -221,7 +210,7 @@ impl Commands {
     /// A part was answered: makes what is to be sent next.
     pub(super) fn advance(&mut self, place: u32, export: &Export) -> Next {
         let cookie = self.cookie(place);
-        let Some(command) = self.places.get_mut(place as usize).and_then(Option::as_mut) else { return Next::Over };
+        let Some(command) = self.places.get_mut(place) else { return Next::Over };
         // Another reply to it is a lie, also where it stays: it may wait for another connection.
         command.is_sent = false;
         self.awaited -= 1;
@@ -231,7 +220,7 @@ impl Commands {
 
     /// All of a message was sent.
     pub(super) fn sent(&mut self, place: u32) {
-        let Some(command) = self.places.get_mut(place as usize).and_then(Option::as_mut) else { return };
+        let Some(command) = self.places.get_mut(place) else { return };
         command.is_sent = true;
         self.awaited += 1;
         self.large += u32::from(command.is_large_read());
@@ -243,9 +232,7 @@ impl Commands {
     }
 
     pub(super) fn remove(&mut self, place: u32) -> Option<Command> {
-        let command = self.places.get_mut(place as usize)?.take()?;
-        self.free.push(place);
-        Some(command)
+        self.places.remove(place)
     }
 
     /// Whether a reply is to come.
@@ -260,18 +247,16 @@ impl Commands {
 
     /// Whether there are none.
     pub(super) fn is_empty(&self) -> bool {
-        self.free.len() == self.places.len()
+        self.places.is_empty()
     }
 
     /// The connection is gone: all are to be sent again, in this order.
     pub(super) fn rewind(&mut self) -> Vec<u32> {
         (self.awaited, self.large) = (0, 0);
         let mut all: Vec<(u64, u32)> = Vec::new();
-        for (place, command) in self.places.iter_mut().enumerate() {
-            if let Some(command) = command {
-                command.rewind();
-                all.push((command.order, place as u32));
-            }
+        for (place, command) in self.places.iter_mut() {
+            command.rewind();
+            all.push((command.order, place));
         }
         all.sort_unstable();
         all.into_iter().map(|(_, place)| place).collect()
@@ -279,6 +264,6 @@ impl Commands {
 
     /// Every job that is left.
     pub(super) fn into_jobs(self) -> impl Iterator<Item = Box<Job>> {
-        self.places.into_iter().flatten().map(|command| command.job)
+        self.places.into_values().map(|command| command.job)
     }
 }

@@ -45,14 +45,6 @@ impl Remote for Connected {
         Ok(self.export.size)
     }
 
-    fn can_resize(&self) -> bool {
-        false
-    }
-
-    fn resize(&self, _bytes: u64) -> io::Result<()> {
-        Ok(())
-    }
-
     fn flush(&self) -> Result<(), Errno> {
         Ok(())
     }

@@ -143,11 +143,10 @@ fn a_server_that_sends_a_few_bytes_at_a_time_is_asked_a_few_hundred_times_a_turn
 
 #[test]
 fn a_server_that_takes_as_much_as_there_is_gets_a_megabyte_a_turn_and_less_of_data_in_many_pieces() {
-    let test = "a_server_that_takes_as_much_as_there_is_gets_a_megabyte_a_turn_and_less_of_data_in_many_pieces";
     // Of bytes a system call takes a thousand.
     for (piece, len, most) in [(256 << 10, 1 << 20, 1 << 20), (1, 128 << 10, 256 << 10)] {
         if let Err(e) = sent_in_turns(piece, len, most) {
-            return egret_needs::lacks(test, format_args!("a socket that takes much: {e}"));
+            return egret_needs::this_test_lacks(format_args!("a socket that takes much: {e}"));
         }
     }
 }

@@ -6,6 +6,7 @@ mod random;
 
 use std::str::FromStr;
 
+use strum::VariantArray;
 use thiserror::Error;
 
 use self::random::Random;
@@ -13,7 +14,7 @@ use crate::trace::{Ready, Record, Trace};
 use crate::{BlockCost, EventKind, Nanos, Slot};
 
 /// A generated trace, by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, VariantArray)]
 pub enum Builtin {
     /// `lognormal`: a fast disk, 10 us and a little spread.
     Lognormal,
@@ -35,16 +36,7 @@ pub enum Builtin {
 
 impl Builtin {
     /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Lognormal,
-        Self::Tight,
-        Self::Exponential,
-        Self::Mixture,
-        Self::Alternating,
-        Self::Bursts,
-        Self::Phases,
-        Self::HeavyTail,
-    ];
+    pub const ALL: [Self; Self::VARIANTS.len()] = *Self::VARIANTS.first_chunk().expect("all of them");
 
     /// Waits in each.
     pub const WAITS: usize = 20_000;

@@ -32,6 +32,25 @@ pub struct BlkConfig {
     pub write_zeroes: Option<WriteZeroesLimits>,
 }
 
+impl Default for BlkConfig {
+    /// A disk of no size and no name that can write and has nothing special, with one queue.
+    fn default() -> Self {
+        Self {
+            capacity_bytes: 0,
+            logical_block_size: 512,
+            physical_block_size: 512,
+            optimal_io_size: 0,
+            num_queues: 1,
+            queue_size: 128,
+            read_only: false,
+            serial: String::new(),
+            writethrough: false,
+            discard: None,
+            write_zeroes: None,
+        }
+    }
+}
+
 /// What a discard may ask for. It is always of one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiscardLimits {

@@ -54,7 +54,7 @@ pub use key::{Foreign, Harmless, Key, Shape, Unset, ValueType, Variants};
 pub use lun::{Lun, LunAddress};
 pub use nbd::{FOREIGN_NBD_ADDR, InetAddr, NBD_SERVER, NO_AUTHZ, NbdAddr, NbdServer};
 pub use nbd_client::{Nbd, NbdEndpoint, NbdPlace, ServerAddr, SocketPath, TcpAddr};
-pub use object::{Object, read_options};
+pub use object::{Object, read_options, untagged};
 pub use problem::{ObjectError, Problem};
 pub use process::memory_max;
 pub(crate) use process::{MEMORY_MAX, default_memory_max};

@@ -55,6 +55,15 @@ pub(super) fn read<T: Object>(
     object.map_err(|problem| ObjectError { subject, problem })
 }
 
+/// Reads an object from the arguments of `--object` or `object-add`, of which `qom-type` has been looked at.
+///
+/// # Errors
+/// As [`from_value`](Object::from_value).
+pub fn untagged<T: Object>(mut value: Value, spelling: Spelling) -> Result<T, ObjectError> {
+    value.as_object_mut().map(|object| object.remove("qom-type"));
+    T::from_value(value, spelling)
+}
+
 /// Reads the keys of `shape`, which are those of `T`.
 ///
 /// # Errors

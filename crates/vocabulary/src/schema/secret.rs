@@ -1,10 +1,8 @@
 //! The `secret` object: keys and passphrases, by a name.
 
-use serde_json::Value;
-
+use super::Problem;
 use super::key::{Foreign, Harmless, Shape, ValueType};
 use super::object::object;
-use super::{Object as _, ObjectError, Problem, Spelling};
 use crate::{choices, options};
 
 options! {
@@ -46,15 +44,6 @@ static SHAPE: Shape = Shape {
 object!(Secret, "secret", "id", &SHAPE);
 
 impl Secret {
-    /// Reads a secret from the arguments of `--object`, of which `qom-type` has been looked at.
-    ///
-    /// # Errors
-    /// As [`from_value`](super::Object::from_value).
-    pub fn from_user_object(mut value: Value, spelling: Spelling) -> Result<Self, ObjectError> {
-        value.as_object_mut().map(|object| object.remove("qom-type"));
-        Self::from_value(value, spelling)
-    }
-
     fn own_name(&self) -> &str {
         &self.id
     }
@@ -99,10 +88,11 @@ impl Secret {
 mod tests {
     use super::*;
     use crate::keyval;
+    use crate::schema::untagged;
 
     fn read(text: &str) -> Result<Secret, String> {
         let (value, spelling) = keyval::read(text, "qom-type").unwrap();
-        Secret::from_user_object(value, spelling).map_err(|error| error.to_string())
+        untagged::<Secret>(value, spelling).map_err(|error| error.to_string())
     }
 
     #[test]

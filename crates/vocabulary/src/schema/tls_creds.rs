@@ -1,10 +1,8 @@
 //! The `tls-creds-x509` object: certificates and keys, by a name.
 
-use serde_json::Value;
-
+use super::Problem;
 use super::key::{Foreign, Harmless, Shape, ValueType};
 use super::object::object;
-use super::{Object as _, ObjectError, Problem, Spelling};
 use crate::{choices, options};
 
 options! {
@@ -59,15 +57,6 @@ static SHAPE: Shape = Shape {
 object!(TlsCreds, "tls-creds-x509", "id", &SHAPE);
 
 impl TlsCreds {
-    /// Reads credentials from the arguments of `--object` or `object-add`, of which `qom-type` has been looked at.
-    ///
-    /// # Errors
-    /// As [`from_value`](super::Object::from_value).
-    pub fn from_user_object(mut value: Value, spelling: Spelling) -> Result<Self, ObjectError> {
-        value.as_object_mut().map(|object| object.remove("qom-type"));
-        Self::from_value(value, spelling)
-    }
-
     fn own_name(&self) -> &str {
         &self.id
     }
@@ -82,11 +71,11 @@ mod tests {
     use super::*;
     use crate::config::{Config, ConfigFile, effective};
     use crate::keyval;
-    use crate::schema::{Blockdev, IoThread, NbdServer};
+    use crate::schema::{Blockdev, IoThread, NbdServer, Object as _, untagged};
 
     fn read(text: &str) -> Result<TlsCreds, String> {
         let (value, spelling) = keyval::read(text, "qom-type").unwrap();
-        TlsCreds::from_user_object(value, spelling).map_err(|error| error.to_string())
+        untagged::<TlsCreds>(value, spelling).map_err(|error| error.to_string())
     }
 
     #[test]

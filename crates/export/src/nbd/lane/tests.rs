@@ -441,14 +441,6 @@ impl Remote for Far {
         Ok(MIB as u64)
     }
 
-    fn can_resize(&self) -> bool {
-        false
-    }
-
-    fn resize(&self, _bytes: u64) -> std::io::Result<()> {
-        Err(Errno::NOTSUP.into())
-    }
-
     fn flush(&self) -> Result<(), Errno> {
         Ok(())
     }

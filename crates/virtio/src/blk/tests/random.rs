@@ -89,16 +89,12 @@ proptest! {
 
         let blk = Blk::new(BlkConfig {
             capacity_bytes: 1000 * 512,
-            logical_block_size: 512,
-            physical_block_size: 512,
-            optimal_io_size: 0,
-            num_queues: 1,
             queue_size: 32,
             read_only,
             serial: "random".into(),
-            writethrough: false,
             discard: Some(DiscardLimits { max_sectors: 1000, alignment: 1 }),
             write_zeroes: Some(WriteZeroesLimits { max_sectors: 1000, may_unmap: true }),
+            ..BlkConfig::default()
         }).unwrap();
         let mut model = blk.queue(32);
         let (mut chain, mut out) = (Chain::new(), Vec::new());
