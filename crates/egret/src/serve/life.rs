@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use egret_confine::{Bounds, ThreadKind};
 use egret_daemon::metrics::Metrics;
 use egret_daemon::process::{
-    Inherited, Output, Patience, Pidfile, Places, Progress, Readiness, Sandbox, Side, Signals, abort_on_panic,
+    Inherited, Output, Patience, Pidfile, Places, Progress, Readiness, Sandbox, Side, Signal, Signals, abort_on_panic,
     background, give, notify_service_manager,
 };
 use egret_daemon::qmp::{Control, Woken};
@@ -142,7 +142,7 @@ fn serve(
     let meter = CpuMeter::new(&daemon);
     let mut control = Control::new(daemon)?;
     control.announce_stalls_of(watchdog.stalls());
-    let obey = || -> Result<&'static str> {
+    let obey = || -> Result<Option<Signal>> {
         control.open(&life.monitors, &output, &mut inherited)?;
         identity.iter().try_for_each(|identity| give(identity, config, &places))?;
         for name in inherited.unused() {
@@ -162,8 +162,8 @@ fn serve(
         notify_service_manager(Progress::Ready);
         attend(&mut control, meter, &signals, life, &output)
     };
-    let reason = match obey() {
-        Ok(reason) => reason,
+    let asked = match obey() {
+        Ok(asked) => asked,
         Err(error) => {
             let patience = patience();
             let daemon = control.shut_down("host-error", &patience);
@@ -172,7 +172,8 @@ fn serve(
         }
     };
     notify_service_manager(Progress::Stopping);
-    let ended = end(control, life, reason, &patience(), &output);
+    let reason = if asked.is_some() { "host-signal" } else { "host-qmp-quit" };
+    let ended = end(control, life, reason, &patience().of_end(asked), &output);
     drop((metrics, watchdog));
     drop(pidfile);
     ended
@@ -267,23 +268,20 @@ fn write_recordings(daemon: &Daemon, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Takes commands until the end, and says what for it came; on a terminal with a line now and then, elsewhere without
-/// ever waking up for nothing.
+/// Takes commands until the end, and returns the signal that asked for it, if it was not a monitor; on a terminal with a line
+/// now and then, elsewhere without ever waking up for nothing.
 fn attend(
     control: &mut Control,
     mut meter: CpuMeter,
     signals: &Signals,
     life: &Life,
     output: &Output,
-) -> Result<&'static str> {
+) -> Result<Option<Signal>> {
     let every = (life.talks && stdout().is_terminal()).then_some(EVERY);
     loop {
         match control.attend(signals.as_fd(), every).context("monitors")? {
-            Woken::Quit => return Ok("host-qmp-quit"),
-            Woken::Descriptor => {
-                signals.wait().context("signals")?;
-                return Ok("host-signal");
-            }
+            Woken::Quit => return Ok(None),
+            Woken::Descriptor => return signals.wait().map(Some).context("signals"),
             Woken::Timeout => {
                 // No line is printed while a change is in progress.
                 let Some(daemon) = control.daemon() else { continue };
