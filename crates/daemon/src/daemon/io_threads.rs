@@ -1,11 +1,12 @@
 //! I/O threads: loops, each on a thread of its own.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use egret_disk::{EngineOptions, EngineSet};
+use egret_disk::{Disk, EngineOptions, EngineSet};
 use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, LoopStats, MonitorChoice, Nanos, spawn};
 use egret_export::Worker;
 use egret_polling::trace::Trace;
@@ -41,6 +42,22 @@ impl Daemon {
         }
         self.registry.register_io_thread(&object.id, running.counters.clone());
         self.io_threads.insert(object.id.clone(), running);
+        Ok(())
+    }
+
+    /// Makes the engines that an export's disks need on its I/O threads: without them each client's session would be ended when
+    /// its queues start, and nobody be told before.
+    pub(super) fn make_engines<'a>(
+        &self,
+        export: &Export,
+        disks: impl IntoIterator<Item = &'a Arc<Disk>> + Clone,
+    ) -> Result<(), StartError> {
+        for thread in iothreads_of(export).collect::<BTreeSet<_>>() {
+            for disk in disks.clone() {
+                let made = self.io_threads[thread].make_engines(disk);
+                made.map_err(|e| StartError::Engine(export.id.clone(), e))?;
+            }
+        }
         Ok(())
     }
 
@@ -234,6 +251,13 @@ impl RunningIoThread {
 
     pub(super) const fn handle(&self) -> &LoopHandle<Worker> {
         &self.handle
+    }
+
+    /// Makes the engines that `disk` needs, or says why they cannot be had.
+    fn make_engines(&self, disk: &Arc<Disk>) -> Result<(), String> {
+        let disk = Arc::clone(disk);
+        let made = self.handle.call(move |target| target.backend().make_engines(&disk));
+        made.map_err(|e| e.to_string())?.map_err(|e| e.to_string())
     }
 
     /// Keeps the newest `capacity` waits from here on, and what blocking costs beside them.
