@@ -21,7 +21,7 @@ use egret_vocabulary::Config;
 use egret_vocabulary::chardev::{Backend, Monitor};
 use egret_vocabulary::schema::{AddFd, Addr, Descriptor, FdAddr};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use super::summary::{CpuMeter, waits};
 
@@ -106,6 +106,7 @@ fn serve(
     mut inherited: Inherited,
     launcher: Option<&mut Option<Readiness>>,
 ) -> Result<()> {
+    let level = log_level()?;
     // Before the first thread, which would be ended by a signal that it does not block.
     let signals = Signals::block().context("signals")?;
     let places = places(life);
@@ -122,7 +123,7 @@ fn serve(
     // A daemon that goes into the background lets go of its terminal.
     let output = if launcher.is_none() { Output::open() } else { Output::default() };
     let (identity, missing) = Sandbox::begin(confinement)?;
-    let _log = log()?;
+    let _log = log(level)?;
     if !missing.is_nothing() {
         tracing::warn!("sandbox: {missing}");
     }
@@ -218,14 +219,26 @@ fn end(control: Control, life: &Life, reason: &'static str, patience: &Patience<
     written
 }
 
+/// How much is logged, as `EGRET_LOG` says: a word that nobody knows would silence what goes wrong.
+fn log_level() -> Result<LevelFilter> {
+    let said = std::env::var_os("EGRET_LOG").unwrap_or_default();
+    let said = said.to_string_lossy();
+    Ok(match &*said.to_ascii_lowercase() {
+        "error" => LevelFilter::ERROR,
+        "" | "warn" => LevelFilter::WARN,
+        "info" => LevelFilter::INFO,
+        "debug" => LevelFilter::DEBUG,
+        _ => bail!("EGRET_LOG must be error, warn, info or debug, got '{said}'"),
+    })
+}
+
 /// Lines of the log that wait to be written.
 const LOG_LINES: usize = 1024;
 
 /// Starts logging. A thread of its own writes the log, so that no other thread waits for a stalled reader of stderr; lines
 /// beyond its queue are dropped. Dropping what is returned writes what waits,
 /// and gives up after a second.
-fn log() -> Result<WorkerGuard> {
-    let filter = EnvFilter::try_from_env("EGRET_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+fn log(level: LevelFilter) -> Result<WorkerGuard> {
     let writer = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LOG_LINES).thread_name("log");
     // The library's writer thread cannot declare its kind itself. It inherits the kind of the thread that starts it.
     let starter = std::thread::Builder::new().name("log".to_owned()).spawn(|| {
@@ -234,7 +247,7 @@ fn log() -> Result<WorkerGuard> {
     });
     let joined = starter.context("the log's thread")?.join();
     let (writer, guard) = joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(writer);
+    let log = tracing_subscriber::fmt().with_max_level(level).with_target(false).with_writer(writer);
     log.with_ansi(std::io::stderr().is_terminal()).compact().init();
     Ok(guard)
 }
