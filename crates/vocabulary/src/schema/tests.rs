@@ -280,9 +280,27 @@ fn what_qemu_has_and_we_have_not_is_said_to_be_so_unless_it_changes_nothing() {
             "blockdev 'd': pr-manager=p is QEMU's and not done here: persistent reservations are not passed on; a \
              logical unit keeps its own, in its pr-file",
         ),
+        (
+            "blkdebug,node-name=d,image=x,config=rules",
+            "blockdev 'd': config=rules is QEMU's and not done here: rules of blkdebug are written in its own keys",
+        ),
     ] {
         assert_eq!(error::<Blockdev>(text), line);
     }
+    for limit in ["align", "max-transfer", "opt-write-zero", "max-write-zero", "opt-discard", "max-discard"] {
+        let of = |value: u32| format!("blkdebug,node-name=d,image=x,{limit}={value}");
+        assert!(error::<Blockdev>(&of(4096)).contains(&format!("{limit}=4096 is QEMU's and not done here")));
+        read::<Blockdev>(&of(0)).unwrap();
+    }
+    for list in ["take-child-perms", "unshare-child-perms"] {
+        let error = error::<Blockdev>(&format!("blkdebug,node-name=d,image=x,{list}.0=write"));
+        assert!(error.contains(&format!("{list}=")) && error.contains("is QEMU's and not done here"), "{error}");
+    }
+    for bitmaps in ["bitmap=b", "bitmaps.0=b"] {
+        let error = error::<Export>(&format!("nbd,id=e,node-name=d,{bitmaps}"));
+        assert!(error.contains("is QEMU's and not done here: there are no dirty bitmaps"), "{error}");
+    }
+    read::<Export>("nbd,id=e,node-name=d,allocation-depth=on").unwrap();
     assert!(error::<Blockdev>("file,node-name=d,filename=x,force-share=on").contains("use locking=off"));
     read::<Blockdev>("file,node-name=d,filename=x,force-share=off,drop-cache=on,x-check-cache-dropped=off,active=on")
         .unwrap();
