@@ -445,7 +445,7 @@ fn typed_sources_have_typed_values() {
     assert_eq!(cpus.to_string(), "1,3");
     assert_eq!(
         read(json!({"id": "a", "poll-weight": "5"})).unwrap_err(),
-        "iothread 'a': poll-weight must be 0..=63, got 5"
+        "iothread 'a': poll-weight must be a number without quotes, 0..=63, got '5'"
     );
     assert_eq!(
         read(json!({"id": "a", "poll-weight": 1.5})).unwrap_err(),
@@ -455,7 +455,7 @@ fn typed_sources_have_typed_values() {
     assert_eq!(self::read::<Blockdev>(direct).unwrap().cache.direct, Some(true));
     assert_eq!(
         error::<Blockdev>(&direct.replace("true", "\"on\"")),
-        "blockdev 'd': cache.direct must be on or off, got 'on'"
+        "blockdev 'd': cache.direct must be true or false without quotes, got 'on'"
     );
     assert_eq!(
         IoThread::from_value(json!(5), Spelling::Typed).unwrap_err().to_string(),
