@@ -233,6 +233,12 @@ fn an_unknown_key_names_the_nearest_known_one() {
              auto-read-only, discard, detect-zeroes, size, latency-ns, read-zeroes",
         ),
         (
+            "nbd,node-name=d,path=/s",
+            "blockdev 'd': unknown key 'path'; known are driver, node-name, cache.direct, cache.no-flush, read-only, \
+             auto-read-only, discard, detect-zeroes, server, export, filename, tls-creds, tls-hostname, reconnect-delay, \
+             open-timeout",
+        ),
+        (
             "file,node-name=d,size=1M",
             "blockdev 'd': key 'size' belongs to driver null-co or null-aio, and this is file",
         ),
@@ -510,7 +516,10 @@ fn an_object_of_another_type_is_refused_by_name() {
         read("throttle-group,id=t").unwrap_err(),
         "object 't': qom-type 'throttle-group' is QEMU's and not done here: of QEMU's objects Egret has iothread, secret and tls-creds-x509"
     );
-    assert_eq!(read("iothred,id=t").unwrap_err(), "object 't': qom-type must be iothread, got 'iothred'");
+    assert_eq!(
+        read("iothred,id=t").unwrap_err(),
+        "object 't': qom-type must be iothread, secret or tls-creds-x509, got 'iothred'"
+    );
     assert_eq!(read("id=t").unwrap_err(), "object 't': qom-type is missing");
     assert_eq!(read("iothread").unwrap_err(), "iothread without id: id is missing");
 }

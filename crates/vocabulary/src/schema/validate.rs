@@ -278,7 +278,9 @@ fn unknown(at: &str, name: &str, shape: &Shape, tag: Option<&'static str>) -> Pr
     let mut known: Vec<String> = shape.variants.iter().map(|variants| variants.tag.to_owned()).collect();
     for key in shape.keys_of(tag) {
         match key.kind {
-            ValueType::Object(nested) => known.extend(nested.keys_of(None).map(|inner| join(key.name, inner.name))),
+            ValueType::Object(nested) if nested.variants.is_none() => {
+                known.extend(nested.keys_of(None).map(|inner| join(key.name, inner.name)));
+            }
             _ => known.push(key.name.to_owned()),
         }
     }
