@@ -77,6 +77,20 @@ fn a_word_for_how_much_is_logged_is_one_of_four_and_an_empty_one_is_none() {
 }
 
 #[test]
+fn what_the_process_may_not_do_is_a_refusal_to_start_that_says_what_would_be_right() {
+    for (call, errno, words, said) in [
+        (libc::SYS_setgroups, libc::EPERM, "--user 54321 --group 54321", ["cannot become another user", "CAP_SETUID"]),
+        (libc::SYS_setresuid, libc::EPERM, "--user 54321 --group 54321 --sandbox off", ["another user", "CAP_SETUID"]),
+        (libc::SYS_io_setup, libc::ENOSYS, "", ["io_setup", "CONFIG_AIO"]),
+        (libc::SYS_io_setup, libc::EAGAIN, "", ["no room for another AIO context", "aio-max-nr"]),
+    ] {
+        let scratch = scratch_with_an_image();
+        let program = Program::egret_alone().with(Fate::fails(call, errno));
+        refuses(&scratch, serve_with(&program, &scratch, &format!("{DISK} {EXPORT} {words}")), &said);
+    }
+}
+
+#[test]
 fn an_engine_that_the_kernel_refuses_is_a_refusal_to_start_whatever_the_export() {
     let exports = [
         EXPORT.to_owned(),
