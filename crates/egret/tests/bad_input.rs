@@ -91,6 +91,18 @@ fn what_the_process_may_not_do_is_a_refusal_to_start_that_says_what_would_be_rig
 }
 
 #[test]
+fn a_recording_that_could_not_be_written_at_the_end_is_refused_and_no_other_file_is_overwritten() {
+    let scratch = scratch_with_an_image();
+    for (words, said) in [
+        ("--record-waits $socket/waits", ["--record-waits", "No such file or directory"]),
+        ("--record-waits $image", ["--record-waits", "something other than recorded waits"]),
+    ] {
+        refuses(&scratch, serve(&scratch, &format!("{DISK} {EXPORT} {words}")), &said);
+    }
+    assert_eq!(fs::metadata(scratch.image_path("disk")).unwrap().len(), MIB);
+}
+
+#[test]
 fn an_engine_that_the_kernel_refuses_is_a_refusal_to_start_whatever_the_export() {
     let exports = [
         EXPORT.to_owned(),

@@ -1,6 +1,7 @@
 //! A daemon's life: from a checked configuration to the signal that ends it.
 
-use std::io::{IsTerminal as _, stdout};
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Read as _, stdout};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use egret_daemon::process::{
 use egret_daemon::qmp::{Control, Woken};
 use egret_daemon::watchdog::{OnStall, Watchdog};
 use egret_daemon::{Credentials, Daemon};
+use egret_polling::trace::MAGIC;
 use egret_vocabulary::Address;
 use egret_vocabulary::Config;
 use egret_vocabulary::chardev::{Backend, Monitor};
@@ -113,6 +115,7 @@ fn serve(
     // What is read and looked up may be somewhere that does not answer, as what is opened below.
     let look_up = || -> Result<_> {
         let config = config.clone().with_secrets_read()?;
+        life.record_waits.as_deref().map_or(Ok(()), may_record).context("--record-waits")?;
         let (credentials, confinement) = (Credentials::read(&config)?, life.sandbox.look_up(&config, &places)?);
         Ok((config, credentials, confinement))
     };
@@ -263,6 +266,26 @@ fn places(life: &Life) -> Places<'_> {
         pidfile: life.pidfile.as_deref(),
         written: life.record_waits.as_deref(),
     }
+}
+
+/// Whether a recording may be written to `path` at the end, as far as can be told: there is a directory for it, and no other
+/// file that would be lost.
+fn may_record(path: &Path) -> Result<()> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => {
+            let mut begin = String::new();
+            let read = File::open(path)?.take(MAGIC.len() as u64).read_to_string(&mut begin);
+            if read.is_err() || !begin.is_empty() && begin != MAGIC {
+                bail!("'{}' holds something other than recorded waits; use another name", path.display());
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            std::fs::read_dir(directory).with_context(|| directory.display().to_string())?;
+        }
+        _ => {}
+    }
+    Ok(())
 }
 
 /// A trace of each I/O thread: at `path`, with the thread's name behind it where there are several.
