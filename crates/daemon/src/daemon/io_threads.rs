@@ -13,6 +13,8 @@ use egret_polling::trace::Trace;
 use egret_polling::{ParameterError, Parameters, Policy, PolicyKind};
 use egret_vocabulary::schema::{Cpus, Export, IoThread};
 
+use rustix::io::Errno;
+
 use super::calls::PATIENCE;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, IoThreadCounters, StartError};
 use crate::process::abort;
@@ -237,7 +239,7 @@ impl RunningIoThread {
         let counters = IoThreadCounters { thread_id, turns, engines, stalls: Arc::default() };
         let new = Self { handle, counters, thread: Some(thread) };
         if let Ok(Err(e)) = is_bound.try_recv() {
-            return Err(failed(format!("cpu-affinity: {e}")));
+            return Err(failed(not_bound(e)));
         }
         if let Some(cost) = new.handle.call(|target| target.block_cost()).ok().flatten() {
             let (k, max) = (cost.total(parameters.price_or_default()), window_max);
@@ -316,7 +318,7 @@ impl RunningIoThread {
         if now.cpus != *cpus {
             let cpus = cpus.clone();
             let bound = self.handle.call(move |_| bind_this_thread(cpus.as_ref()));
-            bound.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(format!("cpu-affinity: {e}")))?;
+            bound.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(not_bound(e)))?;
         }
         Ok(())
     }
@@ -346,6 +348,14 @@ fn polls_as_qemu(before: Option<&IoThread>, object: &IoThread) -> Option<String>
 /// `aio-max-batch`, as engines take it.
 pub(super) fn batch(most: u64) -> u32 {
     u32::try_from(most).unwrap_or(u32::MAX)
+}
+
+/// Why a thread does not run on the processors of its `cpu-affinity`.
+fn not_bound(error: Errno) -> String {
+    match error {
+        Errno::INVAL => "cpu-affinity names no processor that is there and that the daemon may use".to_owned(),
+        error => format!("cpu-affinity: {error}"),
+    }
 }
 
 /// Has this thread run on `cpus`, or wherever the daemon's main thread may.

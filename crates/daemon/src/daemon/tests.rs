@@ -749,8 +749,10 @@ fn a_thread_that_cannot_be_bound_to_its_processors_is_not_there() {
     let mut daemon = daemon();
     let nowhere = rustix::thread::CpuSet::MAX_CPU - 1;
     let thread = IoThread::new("io0").with("cpu-affinity", serde_json::json!([nowhere])).unwrap();
-    let attempt: Vec<Attempt<'_>> =
-        vec![(Box::new(|d| d.add_io_thread(thread.clone())), "iothread 'io0': cpu-affinity: Invalid argument")];
+    let attempt: Vec<Attempt<'_>> = vec![(
+        Box::new(|d| d.add_io_thread(thread.clone())),
+        "iothread 'io0': cpu-affinity names no processor that is there",
+    )];
     refused(&mut daemon, attempt);
     assert_eq!(daemon.thread_id("io0"), None);
 }
