@@ -3,7 +3,9 @@
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
+use std::io;
 use std::sync::OnceLock;
+use std::thread;
 
 use seccompiler::{BpfProgram, apply_filter};
 
@@ -47,9 +49,12 @@ pub enum ConfineError {
     /// The table of calls.
     #[error("no filter of system calls for {0} threads: {1}")]
     Rules(ThreadKind, #[source] seccompiler::BackendError),
+    /// It may not become whom it is to be.
+    #[error("cannot become another user: {0}; only root may, with CAP_SETUID and CAP_SETGID")]
+    Identity(#[source] io::Error),
     /// It cannot give up what it was started with.
     #[error("cannot give up privileges: {0}")]
-    Rights(#[source] std::io::Error),
+    Rights(#[source] io::Error),
 }
 
 impl Confinement {
@@ -69,6 +74,12 @@ impl Confinement {
         if let Some(files) = self.files {
             files.restrict(&mut missing)?;
             programs = compile_all(&mut missing)?;
+        }
+        if let Some(identity) = self.identity.clone() {
+            // On a thread that has nothing else to do: those that are to do something end the process if they are refused.
+            let trial = move || rights::assume(Some(&identity), ThreadKind::Log);
+            let tried = thread::Builder::new().spawn(trial).map_err(ConfineError::Rights)?;
+            tried.join().unwrap_or(Ok(())).map_err(ConfineError::Identity)?;
         }
         let _ = SETTLED.set(Settled { programs, identity: self.identity });
         Ok(missing)

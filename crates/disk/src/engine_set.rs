@@ -86,17 +86,25 @@ impl EngineSet {
         self.engines.make_ring_ahead();
     }
 
+    /// Makes the engines that `disk` needs, as far as they are not there, so that whoever will attach it hears now that they
+    /// cannot be had.
+    ///
+    /// # Errors
+    ///
+    /// As [`attach`](Self::attach).
+    pub fn make_engines(&mut self, disk: &Arc<Disk>) -> Result<(), EngineError> {
+        Attached::new(disk).engines().try_for_each(|kind| self.engines.make(kind, &self.counters))
+    }
+
     /// Lets requests for `disk` be pushed. It may bring in an engine, and with it a descriptor.
     ///
     /// # Errors
     ///
     /// The disk's engine cannot be had, for the reason that the error names.
     pub fn attach(&mut self, disk: &Arc<Disk>) -> Result<DiskSlot, EngineError> {
-        let attached = Attached::new(disk);
         // Before anything else can fail halfway.
-        for kind in attached.engines() {
-            self.engines.make(kind, &self.counters)?;
-        }
+        self.make_engines(disk)?;
+        let attached = Attached::new(disk);
         let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         for kind in attached.engines() {
             if let Some(engine) = self.engines.get(kind) {

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 use crate::bench::Bench;
@@ -61,6 +62,12 @@ pub fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
 /// A message of clap's in one line: the error, and its tip if it has one.
 pub fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // The text is help, and names each on a line of its own.
+        let commands = text.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+        let names: Vec<_> = commands.filter_map(|line| line.split_whitespace().next()).collect();
+        return format!("name a command: {}", names.join(", "));
+    }
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let complaint = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
     let more = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
@@ -111,6 +118,8 @@ mod tests {
             "the argument '[DISK]' cannot be used with '--blockdev <BLOCKDEV>'"
         );
         assert!(complaint("egret serve --read-only").contains("DISK"));
+        assert!(complaint("egret").starts_with("name a command: serve, bench, "));
+        assert!(complaint("egret config").starts_with("name a command: "));
     }
 
     #[test]

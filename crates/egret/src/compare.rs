@@ -80,7 +80,8 @@ fn compare(arguments: &Compare) -> Result<Overall> {
 
 /// A run by its directory, or by the result in it.
 fn read(path: &Path) -> Result<Run> {
-    let directory = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+    let found = path.metadata().with_context(|| path.display().to_string())?;
+    let directory = if found.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
     Ok(runner::read(directory)?)
 }
 

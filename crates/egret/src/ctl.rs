@@ -1,12 +1,16 @@
 //! `egret ctl`: one QMP command from a shell.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
 use egret_lab::qmp::Qmp;
 use egret_vocabulary::keyval;
 use serde_json::Value;
+
+/// How long a monitor may take to greet: a disk's socket, and that of metrics, never does.
+const GREETING: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 10_000 });
 
 /// What `egret ctl` is asked.
 #[derive(Args, Debug)]
@@ -28,7 +32,9 @@ pub struct Ctl {
 /// Runs `egret ctl`.
 pub fn run(asked: &Ctl) -> Result<()> {
     let arguments = arguments(&asked.arguments)?;
-    let answer = Qmp::connect(&asked.socket, None)?.run(&asked.command, arguments)?;
+    let mut qmp = Qmp::connect(&asked.socket, Some(GREETING))?;
+    qmp.wait_as_long_as_it_takes()?;
+    let answer = qmp.run(&asked.command, arguments)?;
     crate::print(&if asked.json { format!("{answer}\n") } else { shown(&answer) })
 }
 
@@ -96,6 +102,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_socket_on_which_nobody_greets_is_said_to_be_none_of_a_monitor() {
+        let place = tempfile::tempdir().unwrap();
+        let socket = place.path().join("disk.sock");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let asked = Ctl { socket, command: "query-version".to_owned(), arguments: Vec::new(), json: false };
+        let error = run(&asked).unwrap_err().to_string();
+        assert!(error.ends_with("it does not greet: is it a monitor's socket?"), "{error}");
+    }
 
     #[test]
     fn arguments_are_json_where_they_look_like_it() {

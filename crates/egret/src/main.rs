@@ -81,7 +81,8 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 fn complain(line: &str) -> ExitCode {
-    eprintln!("egret: {line}");
+    // Where it cannot be written the status says it still.
+    let _ = writeln!(std::io::stderr(), "egret: {line}");
     ExitCode::FAILURE
 }
 

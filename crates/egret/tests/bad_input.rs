@@ -10,10 +10,11 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::await_some;
 use support::disk::Disk;
+use support::fate::Fate;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Reaped, Server};
+use support::{await_some, await_that};
 
 const MIB: u64 = 1 << 20;
 
@@ -44,12 +45,81 @@ fn refuses(scratch: &Scratch, command: Command, words: &[&str]) {
 
 /// `egret serve` with these words, which have `$image` and `$socket` replaced, and a pidfile that must not appear.
 fn serve(scratch: &Scratch, words: &str) -> Command {
+    serve_with(&Program::egret(), scratch, words)
+}
+
+/// Likewise, of this program.
+fn serve_with(program: &Program, scratch: &Scratch, words: &str) -> Command {
     let (image, socket) = (scratch.image_path("disk"), scratch.path("socket"));
     let words = words.replace("$image", image.to_str().expect("our own path"));
     let words = words.replace("$socket", socket.to_str().expect("our own path"));
-    let mut command = Program::egret().command();
+    let mut command = program.command();
     command.args(words.split_whitespace()).arg("--pidfile").arg(scratch.path("pid"));
     command
+}
+
+#[test]
+fn a_word_for_how_much_is_logged_is_one_of_four_and_an_empty_one_is_none() {
+    for word in ["warning", "notice", "err", "4", "all", "warn,info"] {
+        let scratch = scratch_with_an_image();
+        let program = Program::egret().with_env("EGRET_LOG", word);
+        let line = format!("EGRET_LOG must be error, warn, info or debug, got '{word}'");
+        refuses(&scratch, serve_with(&program, &scratch, &format!("{DISK} {EXPORT}")), &[&line]);
+    }
+    let scratch = scratch_with_an_image();
+    let program = Program::egret().with_env("EGRET_LOG", "").with(Fate::fails(libc::SYS_io_uring_setup, libc::EPERM));
+    let options =
+        Options::new().disk("d0", &scratch.image_path("disk"), "").export("e0", "d0", &scratch.path("e0"), "");
+    let server = Server::start(&program, &options);
+    await_that("the warning", || {
+        server.complaints().iter().any(|line| line.contains("fd-monitor falls back to epoll"))
+    });
+}
+
+#[test]
+fn what_the_process_may_not_do_is_a_refusal_to_start_that_says_what_would_be_right() {
+    for (call, errno, words, said) in [
+        (libc::SYS_setgroups, libc::EPERM, "--user 54321 --group 54321", ["cannot become another user", "CAP_SETUID"]),
+        (libc::SYS_setresuid, libc::EPERM, "--user 54321 --group 54321 --sandbox off", ["another user", "CAP_SETUID"]),
+        (libc::SYS_io_setup, libc::ENOSYS, "", ["io_setup", "CONFIG_AIO"]),
+        (libc::SYS_io_setup, libc::EAGAIN, "", ["no room for another AIO context", "aio-max-nr"]),
+    ] {
+        let scratch = scratch_with_an_image();
+        let program = Program::egret_alone().with(Fate::fails(call, errno));
+        refuses(&scratch, serve_with(&program, &scratch, &format!("{DISK} {EXPORT} {words}")), &said);
+    }
+}
+
+#[test]
+fn a_recording_that_could_not_be_written_at_the_end_is_refused_and_no_other_file_is_overwritten() {
+    let scratch = scratch_with_an_image();
+    for (words, said) in [
+        ("--record-waits $socket/waits", ["--record-waits", "No such file or directory"]),
+        ("--record-waits $image", ["--record-waits", "something other than recorded waits"]),
+    ] {
+        refuses(&scratch, serve(&scratch, &format!("{DISK} {EXPORT} {words}")), &said);
+    }
+    assert_eq!(fs::metadata(scratch.image_path("disk")).unwrap().len(), MIB);
+}
+
+#[test]
+fn an_engine_that_the_kernel_refuses_is_a_refusal_to_start_whatever_the_export() {
+    let exports = [
+        EXPORT.to_owned(),
+        "--export type=vhost-user-scsi,id=e0,addr.type=unix,addr.path=$socket,luns.0.node-name=d0,luns.0.lun=0"
+            .to_owned(),
+        "--nbd-server addr.type=unix,addr.path=$socket --export type=nbd,id=e0,node-name=d0".to_owned(),
+    ];
+    for export in exports {
+        let scratch = scratch_with_an_image();
+        let refused = Fate::fails(libc::SYS_io_uring_setup, libc::EPERM);
+        let words = format!("--object iothread,id=io0,fd-monitor=epoll {DISK},aio=io_uring {export},iothread=io0");
+        refuses(
+            &scratch,
+            serve_with(&Program::egret().with(refused), &scratch, &words),
+            &["'e0'", "aio=io_uring", "refused"],
+        );
+    }
 }
 
 /// A place with a good image at `$image` and nothing at `$socket`.

@@ -51,6 +51,21 @@ fn the_dashboard_shows_what_a_scrape_has_and_all_of_it() {
     assert_eq!(ids.len(), parsed["panels"].as_array().unwrap().len(), "each panel has an id of its own");
 }
 
+/// Each daemon may have an export `disk0` and an I/O thread `io0`.
+#[test]
+fn the_dashboard_tells_what_has_one_name_on_two_hosts_apart() {
+    let dashboard = std::fs::read_to_string(format!("{CONTRIB}/grafana/egret.json")).unwrap();
+    let parsed: Value = serde_json::from_str(&dashboard).unwrap();
+    let panels = parsed["panels"].as_array().unwrap().iter();
+    let mut targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten().peekable();
+    assert!(targets.peek().is_some());
+    for target in targets {
+        let [expr, legend] = ["expr", "legendFormat"].map(|key| target[key].as_str().unwrap());
+        assert!(legend.starts_with("{{instance}} "), "{legend}");
+        assert!(expr.split(" by (").skip(1).all(|labels| labels.starts_with("instance, ")), "{expr}");
+    }
+}
+
 /// The units: the daemon of a host, and that of a tenant.
 const UNITS: [&str; 4] = ["egret.service", "egret.socket", "egret@.service", "egret@.socket"];
 

@@ -262,6 +262,19 @@ fn a_disk_that_hangs_keeps_no_other_export_from_a_clean_end_and_a_second_signal_
 }
 
 #[test]
+fn a_signal_after_quit_leaves_what_is_in_flight_its_time() {
+    let scratch = Scratch::new();
+    let (slow, monitor) = (scratch.path("slow"), scratch.path("qmp"));
+    let options = Options::new().null("d0", "latency-ns=1000000000").export("e0", "d0", &slow, "writable=on");
+    let options = options.monitor("m", &monitor).words(["--shutdown-timeout=0"]);
+    let mut server = Server::start(&Program::egret(), &options);
+    let _guest = hung_guest(&slow);
+    Qmp::connect(&monitor).run("quit", json!({}));
+    server.ask_to_end();
+    assert_eq!(server.await_end().code(), Some(0), "{}", complaints(&server));
+}
+
+#[test]
 fn a_flush_that_does_not_end_does_not_keep_the_daemon_from_ending() {
     let scratch = Scratch::new();
     let socket = scratch.path("disk");

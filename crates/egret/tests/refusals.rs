@@ -52,6 +52,13 @@ fn a_refusal_is_one_line_and_status_1_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_run_that_is_not_there_is_named() {
+    let place = tempfile::tempdir().unwrap();
+    let Output { stderr, .. } = egret(place.path(), &["compare", "a", "b"]);
+    assert_eq!(String::from_utf8(stderr).unwrap(), "egret: a: No such file or directory (os error 2)\n");
+}
+
+#[test]
 fn help_and_version_are_answers_and_no_refusals() {
     for arguments in [&["-h"][..], &["serve", "-h"], &["-V"], &["serve", "-V"], &["serve", "--object", "help"]] {
         let Output { status, stdout, stderr } = egret(Path::new("/"), arguments);

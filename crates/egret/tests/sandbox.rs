@@ -550,7 +550,7 @@ fn what_a_monitor_names_elsewhere_is_refused_with_the_option_that_would_allow_it
 #[test]
 fn a_link_on_the_command_line_leads_to_a_file_that_is_within_reach() {
     let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
-    let waits = elsewhere.image("waits", 1);
+    let waits = elsewhere.image("waits", 0);
     let [pr_link, waits_link] = ["pr", "waits"].map(|name| scratch.path(name));
     // It is there when a link leads to it.
     for pr_file in [elsewhere.path("pr"), pr_link.clone()] {

@@ -49,7 +49,7 @@ impl Signals {
         let spare = spare().pop();
         let context = spare.map_or_else(|| Context::new(BATCH as u32), Ok).map_err(|e| match e {
             AioError::Other(source) => {
-                io::Error::new(source.kind(), format!("no AIO context to signal guests with: {source}"))
+                io::Error::new(source.kind(), format!("no AIO context to signal guests with, whatever aio says: {source}; allow io_setup, in a kernel with CONFIG_AIO"))
             }
             other => io::Error::other(other),
         })?;

@@ -40,12 +40,24 @@ impl Qmp {
         stream.set_read_timeout(patience)?;
         stream.set_write_timeout(patience)?;
         let mut new = Self { stream: BufReader::new(stream), version: String::new() };
-        let greeting = new.read()?;
+        let greeting = new.read().map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => io::Error::new(error.kind(), "it does not greet: is it a monitor's socket?"),
+            _ => error,
+        })?;
         let version = &greeting["QMP"]["version"]["qemu"];
         let part = |name: &str| version[name].as_u64().ok_or_else(foreign);
         new.version = format!("{}.{}.{}", part("major")?, part("minor")?, part("micro")?);
         new.run("qmp_capabilities", json!({}))?;
         Ok(new)
+    }
+
+    /// Lets the server take as long as it likes from here on.
+    ///
+    /// # Errors
+    /// The socket refuses.
+    pub fn wait_as_long_as_it_takes(&self) -> io::Result<()> {
+        self.stream.get_ref().set_read_timeout(None)?;
+        self.stream.get_ref().set_write_timeout(None)
     }
 
     /// Runs a command: what it returns.

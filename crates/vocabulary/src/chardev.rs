@@ -108,6 +108,11 @@ static CHARDEV: Shape = Shape {
         Foreign { name: "to", harmless: Harmless::No, because: "name one port" },
         Foreign { name: "telnet", harmless: Harmless::Off, because: "monitors speak QMP alone" },
         Foreign { name: "websocket", harmless: Harmless::Off, because: "monitors speak QMP alone" },
+        Foreign { name: "reconnect", harmless: Harmless::Zero, because: "Egret listens and does not connect" },
+        Foreign { name: "reconnect-ms", harmless: Harmless::Zero, because: "Egret listens and does not connect" },
+        Foreign { name: "mux", harmless: Harmless::Off, because: "a monitor has its chardev to itself" },
+        Foreign { name: "logfile", harmless: Harmless::No, because: "what monitors say is not written down" },
+        Foreign { name: "logappend", harmless: Harmless::Any, because: "it concerns logfile" },
     ],
 };
 
@@ -164,8 +169,21 @@ pub fn monitors(chardevs: &[String], monitors: &[String]) -> Result<Vec<Monitor>
 fn read<T: DeserializeOwned>(option: &str, argument: &str, implied: &str, shape: &Shape) -> Result<T, MonitorError> {
     let option = format!("{option} {argument}");
     let (value, spelling) =
-        keyval::read(argument, implied).map_err(|error| MonitorError::Syntax(option.clone(), error))?;
+        keyval::read(argument, implied).map_err(|error| MonitorError::Syntax(option.clone(), spelled_out(error)))?;
     read_options(value, shape, spelling).map_err(|problem| MonitorError::Problem(option, problem))
+}
+
+/// QEMU takes `server`, `wait` and their opposites without a value, too.
+fn spelled_out(error: KeyvalError) -> KeyvalError {
+    match error {
+        KeyvalError::NoValue(word) if matches!(&*word, "server" | "wait" | "noserver" | "nowait") => {
+            KeyvalError::Bare(match word.strip_prefix("no") {
+                Some(word) => format!("{word}=off"),
+                None => format!("{word}=on"),
+            })
+        }
+        error => error,
+    }
 }
 
 fn chardev(ChardevOptions { id, backend }: ChardevOptions) -> Result<Chardev, Problem> {
@@ -220,6 +238,14 @@ mod tests {
     fn what_makes_no_monitor_is_said_in_one_line() {
         for (chardevs, names, line) in [
             (&["socket,id=c,server=on"][..], &[][..], "--chardev socket,id=c,server=on: path is missing"),
+            (
+                &["socket,id=c,path=q,server,nowait"],
+                &[],
+                "server,nowait: words without a value are not taken; write server=on",
+            ),
+            (&["socket,id=c,path=q,server=on,nowait"], &[], "words without a value are not taken; write wait=off"),
+            (&["socket,id=c,path=q,server=on,mux=on"], &[], "mux=on is QEMU's and not done here: a monitor has"),
+            (&["socket,id=c,path=q,server=on,logfile=x"], &[], "logfile=x is QEMU's and not done here"),
             (&["socket,id=c,path=q"], &[], "--chardev socket,id=c,path=q: server is missing"),
             (&["socket,id=c,path=q,server=off"], &[], "server=off is QEMU's and not done here"),
             (&["socket,id=c,path=q,server=on,wait=on"], &[], "wait=on is QEMU's and not done here: disks are served"),

@@ -39,6 +39,9 @@ pub enum KeyvalError {
     /// A key without a value.
     #[error("expected '=' after '{0}'")]
     NoValue(String),
+    /// A word that QEMU takes without a value, spelled with one.
+    #[error("words without a value are not taken; write {0}")]
+    Bare(String),
     /// A fragment of more than 127 bytes, or a key of too many fragments.
     #[error("key '{0}...' is too long")]
     TooLong(String),

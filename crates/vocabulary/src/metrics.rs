@@ -21,6 +21,9 @@ pub enum MetricsError {
     /// A key or value.
     #[error("--metrics {0}: {1}")]
     Problem(String, Problem),
+    /// A word that may have been meant for a port, a host or a file.
+    #[error("--metrics {0}: write unix:{0} for a socket of this name, HOST:PORT, or fd:NAME")]
+    Word(String),
 }
 
 /// The address that `--metrics` names: `unix:PATH`, `fd:NAME` or `HOST:PORT`, with more keys behind it, or keys alone.
@@ -28,6 +31,10 @@ pub enum MetricsError {
 /// # Errors
 /// It names none.
 pub fn address(argument: &str) -> Result<Address, MetricsError> {
+    let word = argument.split(',').next().unwrap_or_default();
+    if !word.contains([':', '=', '/', '{']) {
+        return Err(MetricsError::Word(word.to_owned()));
+    }
     let text = spelled_out(argument);
     let (value, spelling) =
         keyval::read(&text, "path").map_err(|error| MetricsError::Syntax(argument.to_owned(), error))?;
@@ -138,6 +145,8 @@ mod tests {
         for (argument, line) in [
             ("localhost:0", "--metrics localhost:0: port must be 1..=65535, got 0"),
             ("localhost:http", "--metrics localhost:http: port must be 1..=65535, got 'http'"),
+            ("9107", "--metrics 9107: write unix:9107 for a socket of this name, HOST:PORT, or fd:NAME"),
+            ("localhost,mode=0600", "--metrics localhost: write unix:localhost for a socket of this name"),
             ("unix:", "--metrics unix:: path must be text of 1..=107 bytes, got ''"),
             ("unix:/m,mod=0600", "--metrics unix:/m,mod=0600: unknown key 'mod'; did you mean 'mode'?"),
             ("localhost:1,allow-uid=1", "allow-uid does not go with host: it is about UNIX sockets"),

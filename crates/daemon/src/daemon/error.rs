@@ -38,6 +38,9 @@ pub enum StartError {
     /// An I/O thread cannot be started.
     #[error("iothread '{0}': {1}")]
     IoThread(String, String),
+    /// An export's I/O threads cannot run what its disks are asked for.
+    #[error("export '{0}': {1}")]
+    Engine(String, String),
     /// An export's blocks do not fit the disk.
     #[error("export '{export}': logical-block-size={block} does not divide {disk}, which has {size} bytes")]
     OddSize {

@@ -151,6 +151,7 @@ impl Daemon {
             }
             loops.push(self.io_threads[name].handle().clone());
         }
+        self.make_engines(object, &disks)?;
         let mut kept = Vec::new();
         let export = match device {
             Device::Blk(device, client) => {

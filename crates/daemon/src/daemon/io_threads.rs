@@ -1,16 +1,19 @@
 //! I/O threads: loops, each on a thread of its own.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use egret_disk::{EngineOptions, EngineSet};
+use egret_disk::{Disk, EngineOptions, EngineSet};
 use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, LoopStats, MonitorChoice, Nanos, spawn};
 use egret_export::Worker;
 use egret_polling::trace::Trace;
 use egret_polling::{ParameterError, Parameters, Policy, PolicyKind};
 use egret_vocabulary::schema::{Cpus, Export, IoThread};
+
+use rustix::io::Errno;
 
 use super::calls::PATIENCE;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, IoThreadCounters, StartError};
@@ -41,6 +44,22 @@ impl Daemon {
         }
         self.registry.register_io_thread(&object.id, running.counters.clone());
         self.io_threads.insert(object.id.clone(), running);
+        Ok(())
+    }
+
+    /// Makes the engines that an export's disks need on its I/O threads: without them each client's session would be ended when
+    /// its queues start, and nobody be told before.
+    pub(super) fn make_engines<'a>(
+        &self,
+        export: &Export,
+        disks: impl IntoIterator<Item = &'a Arc<Disk>> + Clone,
+    ) -> Result<(), StartError> {
+        for thread in iothreads_of(export).collect::<BTreeSet<_>>() {
+            for disk in disks.clone() {
+                let made = self.io_threads[thread].make_engines(disk);
+                made.map_err(|e| StartError::Engine(export.id.clone(), e))?;
+            }
+        }
         Ok(())
     }
 
@@ -220,7 +239,7 @@ impl RunningIoThread {
         let counters = IoThreadCounters { thread_id, turns, engines, stalls: Arc::default() };
         let new = Self { handle, counters, thread: Some(thread) };
         if let Ok(Err(e)) = is_bound.try_recv() {
-            return Err(failed(format!("cpu-affinity: {e}")));
+            return Err(failed(not_bound(e)));
         }
         if let Some(cost) = new.handle.call(|target| target.block_cost()).ok().flatten() {
             let (k, max) = (cost.total(parameters.price_or_default()), window_max);
@@ -234,6 +253,13 @@ impl RunningIoThread {
 
     pub(super) const fn handle(&self) -> &LoopHandle<Worker> {
         &self.handle
+    }
+
+    /// Makes the engines that `disk` needs, or says why they cannot be had.
+    fn make_engines(&self, disk: &Arc<Disk>) -> Result<(), String> {
+        let disk = Arc::clone(disk);
+        let made = self.handle.call(move |target| target.backend().make_engines(&disk));
+        made.map_err(|e| e.to_string())?.map_err(|e| e.to_string())
     }
 
     /// Keeps the newest `capacity` waits from here on, and what blocking costs beside them.
@@ -292,7 +318,7 @@ impl RunningIoThread {
         if now.cpus != *cpus {
             let cpus = cpus.clone();
             let bound = self.handle.call(move |_| bind_this_thread(cpus.as_ref()));
-            bound.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(format!("cpu-affinity: {e}")))?;
+            bound.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(not_bound(e)))?;
         }
         Ok(())
     }
@@ -322,6 +348,14 @@ fn polls_as_qemu(before: Option<&IoThread>, object: &IoThread) -> Option<String>
 /// `aio-max-batch`, as engines take it.
 pub(super) fn batch(most: u64) -> u32 {
     u32::try_from(most).unwrap_or(u32::MAX)
+}
+
+/// Why a thread does not run on the processors of its `cpu-affinity`.
+fn not_bound(error: Errno) -> String {
+    match error {
+        Errno::INVAL => "cpu-affinity names no processor that is there and that the daemon may use".to_owned(),
+        error => format!("cpu-affinity: {error}"),
+    }
 }
 
 /// Has this thread run on `cpus`, or wherever the daemon's main thread may.

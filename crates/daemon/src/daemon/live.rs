@@ -89,7 +89,11 @@ impl Daemon {
         let opened = self.opened(&changed, &closed)?;
         let users = self.users(&swaps)?;
         let objects = changed.exports.iter().filter(|object| users.iter().any(|user| user.id() == object.id));
-        self.await_answers(objects.flat_map(iothreads_of).collect::<BTreeSet<_>>())?;
+        self.await_answers(objects.clone().flat_map(iothreads_of).collect::<BTreeSet<_>>())?;
+        for object in objects {
+            let swaps = swaps.iter().filter(|swap| object.has_node(swap.old.node_name()));
+            self.make_engines(object, swaps.map(|swap| &swap.new))?;
+        }
         let pause = reopen(&users, &swaps).map_err(StartError::from)?;
         self.config = changed;
         let (gone, left_behind) = channel::<Never>();

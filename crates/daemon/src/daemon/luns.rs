@@ -66,6 +66,7 @@ impl Daemon {
     fn start_lun(&mut self, object: &schema::Export, lun: &Lun) -> Result<(), StartError> {
         let disk = self.open_disk_of(&lun.node_name)?;
         check_size(object, &disk)?;
+        self.make_engines(object, [&disk])?;
         let wanted = scsi::UnitOptions::of(object, lun, &disk);
         let at = wanted.at;
         let unit = self.unit(&object.id, &lun.node_name, wanted)?;

@@ -168,6 +168,37 @@ fn an_export_that_cannot_be_had_leaves_no_thread_that_was_started_for_it() {
 }
 
 #[test]
+fn an_engine_that_cannot_be_had_is_no_export_s_and_no_disk_of_one_that_is_there() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let io_uring = |name: &str| {
+        let blockdev = image(at, name);
+        let Driver::File(image) = blockdev.driver else { unreachable!("it is one") };
+        Blockdev { driver: Driver::File(Image { aio: schema::Aio::IoUring, ..image }), ..blockdev }
+    };
+    let attempts = || {
+        // For this thread and those that it starts.
+        refuse(libc::SYS_io_uring_setup, libc::EPERM);
+        let mut daemon = daemon();
+        daemon.add_blockdev(image(at, "d0")).unwrap();
+        daemon.add_blockdev(io_uring("d1")).unwrap();
+        daemon.add_export(export(at, "e0", "d0")).unwrap();
+        daemon.add_export(scsi_export(at, "s0")).unwrap();
+        let attempts: Vec<Attempt<'_>> = vec![
+            (Box::new(|d| d.add_export(export(at, "e1", "d1"))), "export 'e1': aio=io_uring: io_uring is refused"),
+            (
+                Box::new(|d| d.add_export(scsi_export_of(at, "s1", vec![lun(0, "d1")]))),
+                "export 's1': aio=io_uring: io_uring is refused",
+            ),
+            (Box::new(|d| d.add_lun("s0", lun(0, "d1"))), "export 's0': aio=io_uring: io_uring is refused"),
+            (Box::new(|d| d.reopen(vec![io_uring("d0")]).map(drop)), "export 'e0': aio=io_uring: io_uring is refused"),
+        ];
+        refused(&mut daemon, attempts);
+    };
+    std::thread::scope(|scope| scope.spawn(attempts).join().unwrap());
+}
+
+#[test]
 fn no_two_objects_have_one_name_whatever_they_are() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
@@ -706,8 +737,10 @@ fn a_thread_that_cannot_be_bound_to_its_processors_is_not_there() {
     let mut daemon = daemon();
     let nowhere = rustix::thread::CpuSet::MAX_CPU - 1;
     let thread = IoThread::new("io0").with("cpu-affinity", serde_json::json!([nowhere])).unwrap();
-    let attempt: Vec<Attempt<'_>> =
-        vec![(Box::new(|d| d.add_io_thread(thread.clone())), "iothread 'io0': cpu-affinity: Invalid argument")];
+    let attempt: Vec<Attempt<'_>> = vec![(
+        Box::new(|d| d.add_io_thread(thread.clone())),
+        "iothread 'io0': cpu-affinity names no processor that is there",
+    )];
     refused(&mut daemon, attempt);
     assert_eq!(daemon.thread_id("io0"), None);
 }

@@ -9,12 +9,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Signal, Signals};
 
-/// The time there is to end what is to end: up to a moment, or as long as it takes; and in any case only until somebody asks
-/// again, by SIGTERM or SIGINT. SIGHUP does not: it comes along with those, from a terminal or a service manager.
+/// The time there is to end what is to end: up to a moment, or as long as it takes; and in any case only until a signal that
+/// [insists](Signal::insists) hurries it.
 #[derive(Debug, Default)]
 pub struct Patience<'a> {
     limit: Option<(Duration, Instant)>,
     signals: Option<&'a Signals>,
+    /// Whether the next such signal is the first that asks for an end, and hurries nothing.
+    unasked: Cell<bool>,
     hurried: Cell<bool>,
 }
 
@@ -22,7 +24,14 @@ impl<'a> Patience<'a> {
     /// So long, from now on; as long as it takes if `limit` is `None`.
     pub fn new(limit: Option<Duration>, signals: &'a Signals) -> Self {
         let limit = limit.and_then(|limit| Some((limit, Instant::now().checked_add(limit)?)));
-        Self { limit, signals: Some(signals), hurried: Cell::new(false) }
+        Self { limit, signals: Some(signals), ..Self::default() }
+    }
+
+    /// For an end that was asked for by `signal`, or by no signal but a monitor's `quit`: only the second signal that insists
+    /// hurries it, whatever else asked before the first.
+    pub fn of_end(self, signal: Option<Signal>) -> Self {
+        self.unasked.set(!signal.is_some_and(Signal::insists));
+        self
     }
 
     /// Without an end, for whoever has a process that does other things.
@@ -50,8 +59,10 @@ impl<'a> Patience<'a> {
                 return true;
             }
             if fds.get(1).is_some_and(|signals| !signals.revents().is_empty()) {
-                let asks = !matches!(self.signals.map(Signals::wait), Some(Ok(Signal::HangUp)));
-                self.hurried.set(self.hurried.get() || asks);
+                let insists = !matches!(self.signals.map(Signals::wait), Some(Ok(signal)) if !signal.insists());
+                if insists && !self.unasked.replace(false) {
+                    self.hurried.set(true);
+                }
             }
             if left == Some(Duration::ZERO) {
                 return false;
@@ -93,5 +104,25 @@ mod tests {
         assert_eq!(patience.left(), Some(Duration::ZERO));
         rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
         assert!(patience.wait(bell.as_fd()), "what has ended all the same is seen");
+    }
+
+    #[test]
+    fn an_end_that_a_monitor_or_a_terminal_asked_for_is_hurried_by_the_second_signal_that_insists() {
+        let signals = Signals::block().unwrap();
+        let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        for (by, first) in [
+            (None, true),
+            (Some(Signal::HangUp), true),
+            (Some(Signal::Terminate), false),
+            (Some(Signal::Interrupt), false),
+        ] {
+            let patience = Patience::new(Some(Duration::from_millis(1)), &signals).of_end(by);
+            send_to_this_thread(libc::SIGTERM);
+            assert!(!patience.wait(bell.as_fd()));
+            assert_eq!(patience.hurried.get(), !first, "{by:?}");
+            send_to_this_thread(libc::SIGINT);
+            assert!(!patience.wait(bell.as_fd()));
+            assert!(patience.hurried.get());
+        }
     }
 }

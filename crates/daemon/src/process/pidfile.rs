@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt as _, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -81,6 +81,10 @@ impl Pidfile {
             if !file.metadata()?.is_file() {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file; use another name"));
             }
+            if !may_be_pidfile(&file)? {
+                let text = "it holds something other than a process's number, and is left as it is; use another name";
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+            }
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => return Ok(None),
@@ -109,6 +113,14 @@ impl Drop for Pidfile {
     fn drop(&mut self) {
         self.remove();
     }
+}
+
+/// Whether there is a process's number in it, or nothing: no image or other file that was named by mistake, which would be
+/// emptied and removed.
+fn may_be_pidfile(file: &File) -> io::Result<bool> {
+    let mut start = [0; 32];
+    let count = file.read_at(&mut start, 0)?;
+    Ok(count < start.len() && start[..count].trim_ascii().iter().all(u8::is_ascii_digit))
 }
 
 /// Whether `path` leads to `file`.
@@ -172,7 +184,7 @@ mod tests {
     fn a_pidfile_that_nobody_holds_is_taken_over() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pid");
-        std::fs::write(&path, "a longer line than any process number\n").unwrap();
+        std::fs::write(&path, "12345678901234567890\n").unwrap();
         let _pidfile = Pidfile::create(&path).unwrap();
         assert_eq!(content(&path), format!("{}\n", std::process::id()));
     }
@@ -199,6 +211,18 @@ mod tests {
             let error = Pidfile::create(&path).unwrap_err().to_string();
             assert_eq!(error, format!("pidfile {}: it is no regular file; use another name", path.display()));
             assert!(path.symlink_metadata().is_ok(), "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn a_file_that_holds_anything_but_a_number_is_refused_and_stays_as_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.img");
+        for content in [&[0; 1 << 20][..], &[b'1'; 512], b"not a pid\n", b"1 2\n"] {
+            std::fs::write(&path, content).unwrap();
+            let error = Pidfile::create(&path).unwrap_err().to_string();
+            assert!(error.contains("it holds something other than a process's number"), "{error}");
+            assert!(std::fs::read(&path).unwrap() == content);
         }
     }
 

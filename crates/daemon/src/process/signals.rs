@@ -22,6 +22,12 @@ pub enum Signal {
 impl Signal {
     const ALL: [(Self, libc::c_int); 3] =
         [(Self::Terminate, libc::SIGTERM), (Self::Interrupt, libc::SIGINT), (Self::HangUp, libc::SIGHUP)];
+
+    /// Whether it hurries an end that another one has asked for. SIGHUP does not, and is not the other one either: it comes
+    /// along with those, from a terminal or a service manager.
+    pub const fn insists(self) -> bool {
+        !matches!(self, Self::HangUp)
+    }
 }
 
 /// The daemon's end-of-life signals: blocked, and delivered to whoever reads them.

@@ -191,14 +191,18 @@ fn list(config: &Config, path: &str) -> Result<Value, QmpError> {
         path => {
             find(config, path)?;
             let properties = IoThread::SHAPE.keys.iter().filter(|key| key.name != "id");
-            let properties = properties.map(|key| entry(key.name, if is_number(&key.kind) { "int" } else { "string" }));
+            let properties = properties.map(|key| entry(key.name, type_of(&key.kind)));
             Ok(std::iter::once(kind).chain(properties).collect())
         }
     }
 }
 
-const fn is_number(kind: &ValueType) -> bool {
-    matches!(kind, ValueType::Number(..) | ValueType::Bytes(..))
+const fn type_of(kind: &ValueType) -> &'static str {
+    match kind {
+        ValueType::Number(..) | ValueType::Bytes(..) => "int",
+        ValueType::Flag => "bool",
+        _ => "string",
+    }
 }
 
 #[cfg(test)]
@@ -225,5 +229,8 @@ mod tests {
             assert_eq!(listed(path), [("type".to_owned(), "string".to_owned())]);
         }
         assert!(list(&config, "/objects/u").is_err());
+        for (name, of) in [("poll-max-ns", "int"), ("x-clock-per-request", "bool"), ("poll-policy", "string")] {
+            assert!(listed("io0").contains(&(name.to_owned(), of.to_owned())), "{name}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use egret_daemon::attach::Attach;
 use egret_vocabulary::Config;
 use egret_vocabulary::disk::Bottom;
-use egret_vocabulary::schema::{Addr, Descriptor, FdAddr, UnixAddr};
+use egret_vocabulary::schema::{Addr, Descriptor, FdAddr, LONGEST_SOCKET_PATH, UnixAddr};
 
 /// For every export its address, and the lines that attach it.
 pub fn announcement(config: &Config) -> Result<String> {
@@ -32,6 +32,18 @@ pub fn announcement(config: &Config) -> Result<String> {
             let direct = if disk.settings.direct { "past" } else { "through" };
             let _ = writeln!(text, "  {}: aio={}, {direct} the host's page cache", image.filename, image.aio);
         }
+        if let Some(Addr::Unix(UnixAddr { path })) = export.addr()
+            && let length = directory.join(path).as_os_str().len()
+            && length > LONGEST_SOCKET_PATH
+        {
+            // The daemon makes it by its short name.
+            let _ = writeln!(
+                text,
+                "  No client finds a socket by a path of {length} bytes, {LONGEST_SOCKET_PATH} at most: have it elsewhere \
+                 (--socket, addr.path), or start clients in its directory"
+            );
+            continue;
+        }
         let Some(attach) = Attach::new(export, &directory) else { continue };
         for (monitor, lines) in [
             ("QEMU, before 9.2 with reconnect=1 for reconnect-ms=100", &attach.qemu),
@@ -56,6 +68,18 @@ mod tests {
 
     use super::*;
     use crate::serve::Serve;
+
+    #[test]
+    fn a_socket_whose_whole_path_no_client_can_have_is_announced_without_lines_that_would_name_it() {
+        let name = "s".repeat(LONGEST_SOCKET_PATH);
+        let arguments = Serve {
+            blockdev: vec!["null-co,node-name=n".to_owned()],
+            export: vec![format!("vhost-user-blk,id=a,node-name=n,addr.type=unix,addr.path={name}")],
+            ..Serve::default()
+        };
+        let text = announcement(&crate::serve::config(&arguments, ConfigFile::default()).unwrap()).unwrap();
+        assert!(text.contains("No client finds a socket by a path of ") && !text.contains("-chardev"), "{text}");
+    }
 
     #[test]
     fn every_export_is_announced_with_its_address_and_its_lines() {

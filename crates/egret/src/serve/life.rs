@@ -1,6 +1,7 @@
 //! A daemon's life: from a checked configuration to the signal that ends it.
 
-use std::io::{IsTerminal as _, stdout};
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Read as _, stdout};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,18 +11,19 @@ use anyhow::{Context as _, Result, bail};
 use egret_confine::{Bounds, ThreadKind};
 use egret_daemon::metrics::Metrics;
 use egret_daemon::process::{
-    Inherited, Output, Patience, Pidfile, Places, Progress, Readiness, Sandbox, Side, Signals, abort_on_panic,
+    Inherited, Output, Patience, Pidfile, Places, Progress, Readiness, Sandbox, Side, Signal, Signals, abort_on_panic,
     background, give, notify_service_manager,
 };
 use egret_daemon::qmp::{Control, Woken};
 use egret_daemon::watchdog::{OnStall, Watchdog};
 use egret_daemon::{Credentials, Daemon};
+use egret_polling::trace::MAGIC;
 use egret_vocabulary::Address;
 use egret_vocabulary::Config;
 use egret_vocabulary::chardev::{Backend, Monitor};
 use egret_vocabulary::schema::{AddFd, Addr, Descriptor, FdAddr};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use super::summary::{CpuMeter, waits};
 
@@ -106,12 +108,14 @@ fn serve(
     mut inherited: Inherited,
     launcher: Option<&mut Option<Readiness>>,
 ) -> Result<()> {
+    let level = log_level()?;
     // Before the first thread, which would be ended by a signal that it does not block.
     let signals = Signals::block().context("signals")?;
     let places = places(life);
     // What is read and looked up may be somewhere that does not answer, as what is opened below.
     let look_up = || -> Result<_> {
         let config = config.clone().with_secrets_read()?;
+        life.record_waits.as_deref().map_or(Ok(()), may_record).context("--record-waits")?;
         let (credentials, confinement) = (Credentials::read(&config)?, life.sandbox.look_up(&config, &places)?);
         Ok((config, credentials, confinement))
     };
@@ -122,7 +126,7 @@ fn serve(
     // A daemon that goes into the background lets go of its terminal.
     let output = if launcher.is_none() { Output::open() } else { Output::default() };
     let (identity, missing) = Sandbox::begin(confinement)?;
-    let _log = log()?;
+    let _log = log(level)?;
     if !missing.is_nothing() {
         tracing::warn!("sandbox: {missing}");
     }
@@ -142,7 +146,7 @@ fn serve(
     let meter = CpuMeter::new(&daemon);
     let mut control = Control::new(daemon)?;
     control.announce_stalls_of(watchdog.stalls());
-    let obey = || -> Result<&'static str> {
+    let obey = || -> Result<Option<Signal>> {
         control.open(&life.monitors, &output, &mut inherited)?;
         identity.iter().try_for_each(|identity| give(identity, config, &places))?;
         for name in inherited.unused() {
@@ -162,8 +166,8 @@ fn serve(
         notify_service_manager(Progress::Ready);
         attend(&mut control, meter, &signals, life, &output)
     };
-    let reason = match obey() {
-        Ok(reason) => reason,
+    let asked = match obey() {
+        Ok(asked) => asked,
         Err(error) => {
             let patience = patience();
             let daemon = control.shut_down("host-error", &patience);
@@ -172,7 +176,8 @@ fn serve(
         }
     };
     notify_service_manager(Progress::Stopping);
-    let ended = end(control, life, reason, &patience(), &output);
+    let reason = if asked.is_some() { "host-signal" } else { "host-qmp-quit" };
+    let ended = end(control, life, reason, &patience().of_end(asked), &output);
     drop((metrics, watchdog));
     drop(pidfile);
     ended
@@ -217,14 +222,26 @@ fn end(control: Control, life: &Life, reason: &'static str, patience: &Patience<
     written
 }
 
+/// How much is logged, as `EGRET_LOG` says: a word that nobody knows would silence what goes wrong.
+fn log_level() -> Result<LevelFilter> {
+    let said = std::env::var_os("EGRET_LOG").unwrap_or_default();
+    let said = said.to_string_lossy();
+    Ok(match &*said.to_ascii_lowercase() {
+        "error" => LevelFilter::ERROR,
+        "" | "warn" => LevelFilter::WARN,
+        "info" => LevelFilter::INFO,
+        "debug" => LevelFilter::DEBUG,
+        _ => bail!("EGRET_LOG must be error, warn, info or debug, got '{said}'"),
+    })
+}
+
 /// Lines of the log that wait to be written.
 const LOG_LINES: usize = 1024;
 
 /// Starts logging. A thread of its own writes the log, so that no other thread waits for a stalled reader of stderr; lines
 /// beyond its queue are dropped. Dropping what is returned writes what waits,
 /// and gives up after a second.
-fn log() -> Result<WorkerGuard> {
-    let filter = EnvFilter::try_from_env("EGRET_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+fn log(level: LevelFilter) -> Result<WorkerGuard> {
     let writer = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LOG_LINES).thread_name("log");
     // The library's writer thread cannot declare its kind itself. It inherits the kind of the thread that starts it.
     let starter = std::thread::Builder::new().name("log".to_owned()).spawn(|| {
@@ -233,7 +250,7 @@ fn log() -> Result<WorkerGuard> {
     });
     let joined = starter.context("the log's thread")?.join();
     let (writer, guard) = joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(writer);
+    let log = tracing_subscriber::fmt().with_max_level(level).with_target(false).with_writer(writer);
     log.with_ansi(std::io::stderr().is_terminal()).compact().init();
     Ok(guard)
 }
@@ -249,6 +266,26 @@ fn places(life: &Life) -> Places<'_> {
         pidfile: life.pidfile.as_deref(),
         written: life.record_waits.as_deref(),
     }
+}
+
+/// Whether a recording may be written to `path` at the end, as far as can be told: there is a directory for it, and no other
+/// file that would be lost.
+fn may_record(path: &Path) -> Result<()> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => {
+            let mut begin = String::new();
+            let read = File::open(path)?.take(MAGIC.len() as u64).read_to_string(&mut begin);
+            if read.is_err() || !begin.is_empty() && begin != MAGIC {
+                bail!("'{}' holds something other than recorded waits; use another name", path.display());
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            std::fs::read_dir(directory).with_context(|| directory.display().to_string())?;
+        }
+        _ => {}
+    }
+    Ok(())
 }
 
 /// A trace of each I/O thread: at `path`, with the thread's name behind it where there are several.
@@ -267,23 +304,20 @@ fn write_recordings(daemon: &Daemon, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Takes commands until the end, and says what for it came; on a terminal with a line now and then, elsewhere without
-/// ever waking up for nothing.
+/// Takes commands until the end, and returns the signal that asked for it, if it was not a monitor; on a terminal with a line
+/// now and then, elsewhere without ever waking up for nothing.
 fn attend(
     control: &mut Control,
     mut meter: CpuMeter,
     signals: &Signals,
     life: &Life,
     output: &Output,
-) -> Result<&'static str> {
+) -> Result<Option<Signal>> {
     let every = (life.talks && stdout().is_terminal()).then_some(EVERY);
     loop {
         match control.attend(signals.as_fd(), every).context("monitors")? {
-            Woken::Quit => return Ok("host-qmp-quit"),
-            Woken::Descriptor => {
-                signals.wait().context("signals")?;
-                return Ok("host-signal");
-            }
+            Woken::Quit => return Ok(None),
+            Woken::Descriptor => return signals.wait().map(Some).context("signals"),
             Woken::Timeout => {
                 // No line is printed while a change is in progress.
                 let Some(daemon) = control.daemon() else { continue };

@@ -15,6 +15,7 @@ mod text;
 pub use reader::TraceError;
 pub use record::{Ready, Record};
 pub use recorder::Recorder;
+pub use text::MAGIC;
 
 use crate::{BlockCost, Nanos};
 

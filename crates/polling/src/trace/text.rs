@@ -20,7 +20,8 @@ use std::fmt::{self, Write as _};
 use super::{Record, Trace};
 use crate::EventKind;
 
-pub(super) const MAGIC: &str = "egret-waits";
+/// What a trace begins with.
+pub const MAGIC: &str = "egret-waits";
 pub(super) const COLUMNS: &str = "length-ns spun-ns how in-flight ended-by ready...";
 
 pub(super) const fn letter(kind: EventKind) -> char {

@@ -333,7 +333,7 @@ iothread = \"io0\"
             (
                 "cache.direct = true",
                 "cache.direct = 1",
-                "egret.toml:10: blockdev 'disk0': cache.direct must be on or off, got 1",
+                "egret.toml:10: blockdev 'disk0': cache.direct must be true or false, got 1",
             ),
             (
                 "cache.direct",

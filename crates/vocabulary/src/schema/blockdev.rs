@@ -238,8 +238,22 @@ static SHAPE: Shape = Shape {
         },
         Foreign { name: "offset", harmless: Harmless::Zero, because: "a disk is a whole file or device" },
         nbd_client::BITMAP,
+        Foreign { name: "config", harmless: Harmless::No, because: "rules of blkdebug are written in its own keys" },
+        Foreign { name: "align", harmless: Harmless::Zero, because: NO_OTHER_LIMITS },
+        Foreign { name: "max-transfer", harmless: Harmless::Zero, because: NO_OTHER_LIMITS },
+        Foreign { name: "opt-write-zero", harmless: Harmless::Zero, because: NO_OTHER_LIMITS },
+        Foreign { name: "max-write-zero", harmless: Harmless::Zero, because: NO_OTHER_LIMITS },
+        Foreign { name: "opt-discard", harmless: Harmless::Zero, because: NO_OTHER_LIMITS },
+        Foreign { name: "max-discard", harmless: Harmless::Zero, because: NO_OTHER_LIMITS },
+        Foreign { name: "take-child-perms", harmless: Harmless::No, because: NO_PERMISSIONS },
+        Foreign { name: "unshare-child-perms", harmless: Harmless::No, because: NO_PERMISSIONS },
     ],
 };
+
+/// Of blkdebug.
+const NO_OTHER_LIMITS: &str = "what is in blkdebug has the limits that it has without";
+/// Likewise.
+const NO_PERMISSIONS: &str = "an image has locks, of exports that use it (locking), and no permissions of nodes";
 
 static CACHE: Shape = Shape::of(Cache::KEYS);
 

@@ -239,7 +239,18 @@ options! {
     }
 }
 
-static SHAPE: Shape = Shape { keys: Export::KEYS, variants: Some(Device::VARIANTS), foreign: &[] };
+static SHAPE: Shape = Shape { keys: Export::KEYS, variants: Some(Device::VARIANTS), foreign: FOREIGN };
+
+/// QEMU's keys of exports over NBD.
+const FOREIGN: &[Foreign] = &[
+    Foreign { name: "bitmap", harmless: Harmless::No, because: "there are no dirty bitmaps" },
+    Foreign { name: "bitmaps", harmless: Harmless::No, because: "there are no dirty bitmaps" },
+    Foreign {
+        name: "allocation-depth",
+        harmless: Harmless::Any,
+        because: "a client that asks for it over NBD is told: it is 1 everywhere",
+    },
+];
 
 static ADDR: Shape = Shape {
     keys: &[],

@@ -4,10 +4,10 @@ use egret_event_loop::{MonitorChoice, Nanos};
 use egret_polling::{Parameters, PolicyKind, Property};
 use serde_json::{Value, json};
 
-use super::key::{Shape, ValueType};
+use super::key::{Shape, ValueType, one_of};
 use super::object::object;
 use super::words::{as_word, words};
-use super::{Cpus, Object, ObjectError, Problem, Secret, Spelling};
+use super::{Cpus, Object, ObjectError, Problem, Secret, Spelling, TlsCreds};
 use crate::options;
 
 /// QEMU holds these in an `int64_t`.
@@ -118,7 +118,10 @@ impl IoThread {
                     because: "of QEMU's objects Egret has iothread, secret and tls-creds-x509".to_owned(),
                 }))
             }
-            Some(kind) => Err(error(Problem::must("qom-type", Self::NOUN, kind.to_string().replace('"', "'")))),
+            Some(kind) => {
+                let known = one_of(&[Self::NOUN, Secret::NOUN, TlsCreds::NOUN]);
+                Err(error(Problem::must("qom-type", known, kind.to_string().replace('"', "'"))))
+            }
             None => Err(error(Problem::Missing { key: "qom-type".to_owned() })),
         }
     }

@@ -233,6 +233,12 @@ fn an_unknown_key_names_the_nearest_known_one() {
              auto-read-only, discard, detect-zeroes, size, latency-ns, read-zeroes",
         ),
         (
+            "nbd,node-name=d,path=/s",
+            "blockdev 'd': unknown key 'path'; known are driver, node-name, cache.direct, cache.no-flush, read-only, \
+             auto-read-only, discard, detect-zeroes, server, export, filename, tls-creds, tls-hostname, reconnect-delay, \
+             open-timeout",
+        ),
+        (
             "file,node-name=d,size=1M",
             "blockdev 'd': key 'size' belongs to driver null-co or null-aio, and this is file",
         ),
@@ -280,9 +286,27 @@ fn what_qemu_has_and_we_have_not_is_said_to_be_so_unless_it_changes_nothing() {
             "blockdev 'd': pr-manager=p is QEMU's and not done here: persistent reservations are not passed on; a \
              logical unit keeps its own, in its pr-file",
         ),
+        (
+            "blkdebug,node-name=d,image=x,config=rules",
+            "blockdev 'd': config=rules is QEMU's and not done here: rules of blkdebug are written in its own keys",
+        ),
     ] {
         assert_eq!(error::<Blockdev>(text), line);
     }
+    for limit in ["align", "max-transfer", "opt-write-zero", "max-write-zero", "opt-discard", "max-discard"] {
+        let of = |value: u32| format!("blkdebug,node-name=d,image=x,{limit}={value}");
+        assert!(error::<Blockdev>(&of(4096)).contains(&format!("{limit}=4096 is QEMU's and not done here")));
+        read::<Blockdev>(&of(0)).unwrap();
+    }
+    for list in ["take-child-perms", "unshare-child-perms"] {
+        let error = error::<Blockdev>(&format!("blkdebug,node-name=d,image=x,{list}.0=write"));
+        assert!(error.contains(&format!("{list}=")) && error.contains("is QEMU's and not done here"), "{error}");
+    }
+    for bitmaps in ["bitmap=b", "bitmaps.0=b"] {
+        let error = error::<Export>(&format!("nbd,id=e,node-name=d,{bitmaps}"));
+        assert!(error.contains("is QEMU's and not done here: there are no dirty bitmaps"), "{error}");
+    }
+    read::<Export>("nbd,id=e,node-name=d,allocation-depth=on").unwrap();
     assert!(error::<Blockdev>("file,node-name=d,filename=x,force-share=on").contains("use locking=off"));
     read::<Blockdev>("file,node-name=d,filename=x,force-share=off,drop-cache=on,x-check-cache-dropped=off,active=on")
         .unwrap();
@@ -427,7 +451,7 @@ fn typed_sources_have_typed_values() {
     assert_eq!(cpus.to_string(), "1,3");
     assert_eq!(
         read(json!({"id": "a", "poll-weight": "5"})).unwrap_err(),
-        "iothread 'a': poll-weight must be 0..=63, got 5"
+        "iothread 'a': poll-weight must be a number without quotes, 0..=63, got '5'"
     );
     assert_eq!(
         read(json!({"id": "a", "poll-weight": 1.5})).unwrap_err(),
@@ -437,7 +461,7 @@ fn typed_sources_have_typed_values() {
     assert_eq!(self::read::<Blockdev>(direct).unwrap().cache.direct, Some(true));
     assert_eq!(
         error::<Blockdev>(&direct.replace("true", "\"on\"")),
-        "blockdev 'd': cache.direct must be on or off, got 'on'"
+        "blockdev 'd': cache.direct must be true or false without quotes, got 'on'"
     );
     assert_eq!(
         IoThread::from_value(json!(5), Spelling::Typed).unwrap_err().to_string(),
@@ -492,7 +516,10 @@ fn an_object_of_another_type_is_refused_by_name() {
         read("throttle-group,id=t").unwrap_err(),
         "object 't': qom-type 'throttle-group' is QEMU's and not done here: of QEMU's objects Egret has iothread, secret and tls-creds-x509"
     );
-    assert_eq!(read("iothred,id=t").unwrap_err(), "object 't': qom-type must be iothread, got 'iothred'");
+    assert_eq!(
+        read("iothred,id=t").unwrap_err(),
+        "object 't': qom-type must be iothread, secret or tls-creds-x509, got 'iothred'"
+    );
     assert_eq!(read("id=t").unwrap_err(), "object 't': qom-type is missing");
     assert_eq!(read("iothread").unwrap_err(), "iothread without id: id is missing");
 }

@@ -95,9 +95,32 @@ impl Validator {
             (_, value) => self.leaf(&value, kind).ok_or(value),
         };
         valid.map_err(|value| {
-            let is_hidden = matches!(kind, ValueType::Hidden(..));
-            Problem::must(at, kind.to_string(), if is_hidden { "something else".to_owned() } else { shown(&value) })
+            let got = match (kind, &value) {
+                (ValueType::Hidden(..), _) => "something else".to_owned(),
+                // Where numbers are numbers, the text is what is wrong.
+                (_, Value::String(text)) if self.spelling == Spelling::Typed => format!("'{text}'"),
+                _ => shown(&value),
+            };
+            Problem::must(at, self.allowed(kind, value.is_string()), got)
         })
+    }
+
+    /// What would be right, of a value that is text or is not.
+    fn allowed(&self, kind: &ValueType, is_text: bool) -> String {
+        let quotes = if is_text { " without quotes" } else { "" };
+        match kind {
+            _ if self.spelling == Spelling::Text => kind.to_string(),
+            ValueType::Flag => format!("true or false{quotes}"),
+            ValueType::Number(..)
+            | ValueType::Bytes(..)
+            | ValueType::PowerOfTwo(..)
+            | ValueType::PowerOfTwoBytes(..)
+                if is_text =>
+            {
+                format!("a number{quotes}, {kind}")
+            }
+            _ => kind.to_string(),
+        }
     }
 
     fn leaf(&self, value: &Value, kind: &ValueType) -> Option<Value> {
@@ -255,7 +278,9 @@ fn unknown(at: &str, name: &str, shape: &Shape, tag: Option<&'static str>) -> Pr
     let mut known: Vec<String> = shape.variants.iter().map(|variants| variants.tag.to_owned()).collect();
     for key in shape.keys_of(tag) {
         match key.kind {
-            ValueType::Object(nested) => known.extend(nested.keys_of(None).map(|inner| join(key.name, inner.name))),
+            ValueType::Object(nested) if nested.variants.is_none() => {
+                known.extend(nested.keys_of(None).map(|inner| join(key.name, inner.name)));
+            }
             _ => known.push(key.name.to_owned()),
         }
     }

@@ -187,7 +187,7 @@ fn a_property_of_a_thread_is_set_to_its_default_by_0_and_shown_as_it_is_in_force
     assert_eq!(answers[3], json!({"return": 8}));
     assert_eq!(answers[5], json!({"return": 2}));
     let text = |at: usize| answers[at]["error"]["desc"].as_str().unwrap_or_else(|| panic!("{}", answers[at]));
-    assert!(text(6).starts_with("iothread 'io0': poll-grow must be 0..="));
+    assert!(text(6).starts_with("iothread 'io0': poll-grow must be a number without quotes, 0..="));
     assert_eq!(answers[7], json!({"return": {}}));
     assert!(text(8).starts_with("iothread 'io0': poll-grow has no effect on poll-policy=low-regret"));
     assert_eq!(text(9), "Property 'iothread.colour' not found");
