@@ -249,9 +249,12 @@ fn fio_on_the_host_is_the_reference_line() {
          [[load]]\nname = 'mine'\njobfile = 'mine.fio'\n",
     );
     // Whose disk it is run on the plan says; who cannot run it says so.
-    let job = "[mine]\nrw=randread\nioengine=psync\nthread\nio_size=64k\nsize=64k\n";
+    let job = "[mine]\nrw=randread\nioengine=psync\nthread\nio_size=64k\nsize=64k\nexec_prerun=true\n";
     fs::write(lab.plan.with_file_name("mine.fio"), job).unwrap();
+    let here = || fs::read_dir(lab.plan.parent().unwrap()).unwrap().count();
+    let before = here();
     succeeded(&lab.bench(&[]).output().unwrap());
+    assert_eq!(here(), before + 1, "what fio leaves where it runs is not where the user stands, but for the results");
     let run = lab.run();
     assert_eq!(run.cells.len(), 6);
     assert_eq!(run.job_files.keys().collect::<Vec<_>>(), ["mine"]);
@@ -599,6 +602,17 @@ fn what_is_wrong_is_said_in_one_line_before_anything_starts() {
     assert!(with(&device, &[]).ends_with("the plan writes to /dev/null: --write-device lets it"));
     let error = with(&device, &["--write-device"]);
     assert!(error.contains("/dev/null is no block device"), "{error}");
+    // A job file's own file or device would be written to, and none of the plan's checks look at it.
+    let lab =
+        Lab::new("[disk]\ntype = 'file'\n[[subject]]\nname = 'h'\nstack = 'host'\n[[load]]\njobfile = 'mine.fio'\n");
+    let victim = lab.scratch.image("victim", 1 << 20);
+    let job = format!("[global]\nfilename={}\n[mine]\nrw=write\nsize=64k\n", victim.display());
+    fs::write(lab.plan.with_file_name("mine.fio"), job).unwrap();
+    for more in [&["--dry-run"][..], &[]] {
+        let error = complaint(lab.bench(more));
+        assert!(error.contains("mine.fio has filename, by which fio uses something else"), "{error}");
+    }
+    assert!(fs::read(&victim).unwrap().iter().all(|byte| *byte == 0));
 }
 
 #[test]

@@ -300,10 +300,11 @@ impl Load {
         self.keys.subjects.is_empty() || self.keys.subjects.iter().any(|name| name == subject)
     }
 
-    /// That its job file is there, if it has one, and says which of its jobs run side by side.
+    /// That its job file is there, if it has one, uses no other disk than it is run on, and says which of its jobs run side by
+    /// side.
     ///
     /// # Errors
-    /// It is not there, or does not say it, in one line.
+    /// It is not there, or is not so, in one line.
     pub fn check_job_file(&self) -> Result<(), String> {
         let Some(path) = &self.keys.jobfile else { return Ok(()) };
         let complain = |what: String| Err(format!("load '{}': {what}", self.name));
@@ -312,10 +313,15 @@ impl Load {
         }
         // Whoever runs it says what else is wrong with it.
         let text = std::fs::read_to_string(path).unwrap_or_default();
+        let path = path.display();
+        if let Some(key) = crate::stack::fio::goes_elsewhere(&text) {
+            return complain(format!(
+                "{path} has {key}, by which fio uses something else than the disk that it is run on, the plan's: leave it out"
+            ));
+        }
         crate::stack::fio::hides_its_order(&text).map_or(Ok(()), |key| {
             complain(format!(
-                "{} has {key}, and fio does not say which of its jobs ran side by side: jobs that take turns have stonewall",
-                path.display()
+                "{path} has {key}, and fio does not say which of its jobs ran side by side: jobs that take turns have stonewall"
             ))
         })
     }

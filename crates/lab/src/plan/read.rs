@@ -657,12 +657,15 @@ mod tests {
         assert!(load("jobfile = 'x.fio'").ends_with("there is no job file /nowhere/x.fio"));
         let folder = tempfile::tempdir().unwrap();
         let text = format!("{}jobfile = 'x.fio'\n", PLAN.replace("egret", "host").replace("null", "file"));
-        for (job, is_taken) in [("[a]\n[b]\nstonewall\n", true), ("[a]\n[b]\nwait_for=a\n", false)] {
+        let read = |job: &str| {
             std::fs::write(folder.path().join("x.fio"), job).unwrap();
-            let read = Plan::read("x", &text, folder.path()).map(drop).map_err(|error| error.to_string());
-            assert_eq!(read.is_ok(), is_taken, "{read:?}");
-            assert!(is_taken || read.is_err_and(|error| error.contains("x.fio has wait_for, and fio does not say")));
-        }
+            Plan::read("x", &text, folder.path()).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("[a]\n[b]\nstonewall\n"), Ok(()));
+        let error = read("[a]\n[b]\nwait_for=a\n").unwrap_err();
+        assert!(error.contains("x.fio has wait_for, and fio does not say"), "{error}");
+        let error = read("[a]\nfilename=/dev/sda\n").unwrap_err();
+        assert!(error.contains("x.fio has filename, by which fio uses something else than the disk"), "{error}");
         assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
     }
 

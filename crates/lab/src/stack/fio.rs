@@ -248,7 +248,7 @@ fn joined(one: Operations, other: Operations) -> Operations {
     Operations { requests, bytes: one.bytes + other.bytes, latency }
 }
 
-/// Somebody's job file, on this disk unless a job names a file of its own.
+/// Somebody's job file, on this disk.
 pub fn with_target(job_file: &str, target: &str) -> String {
     format!("[global]\nfilename={}\n\n{job_file}", escaped(target))
 }
@@ -264,13 +264,25 @@ fn keys(job_file: &str) -> impl Iterator<Item = (&str, &str)> {
     lines.map(|line| line.split_once('=').map_or((line, ""), |(key, value)| (key.trim(), value.trim())))
 }
 
-/// Whether a job file may write: a job's `rw` or `readwrite` is not a read's, or what it does stands somewhere else.
+/// Whether a job file may write: a job's `rw` or `readwrite` is not a read's.
 pub fn may_write(job_file: &str) -> bool {
-    keys(job_file).any(|(key, value)| match key {
-        "rw" | "readwrite" => !matches!(value, "read" | "randread"),
-        "read_iolog" | "profile" => true,
-        _ => key.starts_with("include"),
-    })
+    keys(job_file).any(|(key, value)| matches!(key, "rw" | "readwrite") && !matches!(value, "read" | "randread"))
+}
+
+/// The key of a job file by which fio uses something else than the disk that it is run on: other files, which it adds to
+/// that one or leaves behind, what an engine has on other machines, or what is said where nobody looks.
+pub fn goes_elsewhere(job_file: &str) -> Option<&str> {
+    let goes_elsewhere = |key: &str, value: &str| match key {
+        "filename" | "filename_format" | "directory" | "opendir" => true,
+        "read_iolog" | "merge_blktrace_file" | "profile" => true,
+        // Of engines: nbd, rbd and rados, net and rdma, http, nfs, glusterfs, libhdfs, dfs, libblkio, e4defrag, exec.
+        "uri" | "pool" | "rbdname" | "hostname" | "http_host" | "nfs_url" | "volume" | "brick" | "namenode"
+        | "cont" | "libblkio_path" | "donorname" | "program" => true,
+        // `mmap:FILE`, which is removed at the end, too.
+        "mem" | "iomem" => value.contains(':'),
+        _ => key.starts_with("include") || (key.starts_with("write_") && key.ends_with("log")),
+    };
+    keys(job_file).find(|(key, value)| goes_elsewhere(key, value)).map(|(key, _)| key)
 }
 
 /// The key of a job file after which fio's output does not tell which jobs ran side by side and which in turn.
@@ -442,13 +454,31 @@ mod tests {
     #[test]
     fn a_job_file_writes_if_one_of_its_jobs_does() {
         assert!(!may_write(
-            "[global]\nrw=randread\n[a]\n readwrite = read\n# rw=write\nwrite_bw_log=x\nrw\t=\trandread"
+            "[global]\nrw=randread\n[a]\n readwrite = read\n# rw=write\nwrite_hint=none\nrw\t=\trandread"
         ));
         for line in ["rw=randrw", "rw =write", "\treadwrite\t=\ttrim", " readwrite = x", "rw=${HOW}", "rw"] {
             assert!(may_write(&format!("[a]\nrw=randread\n[b]\n{line}\n")), "{line}");
         }
-        for line in ["include more.fio", "read_iolog=log", "profile = act"] {
-            assert!(may_write(&format!("{line}\n[a]\nrw=read")), "{line}: nobody looks there");
+    }
+
+    #[test]
+    fn a_job_file_stays_on_the_disk_that_it_is_run_on() {
+        let on_it = "[global]\nioengine=libaio\n# filename=/dev/sda\n[filename]\nrw=write\nmem=mmaphuge\nwrite_barrier=8\nnrfiles=1\n";
+        assert_eq!(goes_elsewhere(on_it), None);
+        for (line, key) in [
+            (" filename = /dev/sda", "filename"),
+            ("filename_format=$jobname", "filename_format"),
+            ("directory=/srv", "directory"),
+            ("opendir=/srv", "opendir"),
+            ("include more.fio", "include more.fio"),
+            ("read_iolog=log", "read_iolog"),
+            ("write_iolog=/dev/sda", "write_iolog"),
+            ("write_bw_log", "write_bw_log"),
+            ("iomem=mmap:/srv/file", "iomem"),
+            ("rbdname=root", "rbdname"),
+            ("uri=nbd://h/x", "uri"),
+        ] {
+            assert_eq!(goes_elsewhere(&format!("{on_it}{line}\n")), Some(key), "{line}");
         }
     }
 }

@@ -91,9 +91,12 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
 
 impl Deployment for Host {
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
-        let (job, output) = (task.raw.with_extension("fio"), task.raw.with_extension("json"));
+        let raw = std::path::absolute(task.raw).map_err(Unable::failed)?;
+        let (job, output) = (raw.with_extension("fio"), raw.with_extension("json"));
         fs::write(&job, self.job(task)?).map_err(Unable::failed)?;
         let mut command = Command::new("fio");
+        // There it leaves what it writes beside its output, such as how far it was with `verify`.
+        command.current_dir(&self.context.scratch);
         if let Some(server) = &self.server {
             command.arg(format!("--client={server}"));
         }
