@@ -552,6 +552,39 @@ fn a_lab_that_is_killed_leaves_nothing_behind_and_loses_no_cell() {
 }
 
 #[test]
+fn fios_jobs_end_with_the_lab_also_those_that_are_processes_and_those_of_a_fio_that_hangs() {
+    const TEST: &str = "fios_jobs_end_with_the_lab_also_those_that_are_processes_and_those_of_a_fio_that_hangs";
+    // What hears nothing, with a job in a session of its own.
+    let hangs = "#!/bin/sh\n[ $# -gt 1 ] || exec echo fio-3.33\ntrap '' TERM\nsetsid tail -f \"$3\" &\nexec tail -f \"$3\"\n";
+    for script in [None, Some(hangs)] {
+        if script.is_none() && !has_or_skips("fio", TEST) {
+            continue;
+        }
+        for signal in [rustix::process::Signal::INT, rustix::process::Signal::KILL] {
+            let lab = Lab::new(
+                "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '16M'\n\
+                 [[subject]]\nname = 'host'\nstack = 'host'\n[[load]]\nprocesses = true\nruntime = '10m'\n",
+            );
+            let programs = lab.scratch.path("bin");
+            fs::create_dir(&programs).unwrap();
+            if let Some(script) = script {
+                fs::write(programs.join("fio"), script).unwrap();
+                fs::set_permissions(programs.join("fio"), fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+            let mut child = Reaped(lab.bench(&[]).env("PATH", path).spawn().unwrap());
+            let mine = lab.results().join("raw").display().to_string();
+            let fios = || command_lines().iter().filter(|line| line.contains(&mine)).count();
+            await_that("fio and its job", || fios() >= 2);
+            rustix::process::kill_process(rustix::process::Pid::from_child(&child.0), signal).unwrap();
+            child.0.wait().unwrap();
+            await_that("fio and its job to end", || fios() == 0);
+            lab.await_nothing_left();
+        }
+    }
+}
+
+#[test]
 fn an_interrupt_keeps_what_is_finished_and_says_how_to_go_on() {
     let (lab, said) = await_some("an interrupt to come before the end", || {
         let lab = slow("null");

@@ -262,7 +262,8 @@ fn stop_on_signals(reaper: &Arc<ProcessReaper>) -> Result<()> {
     static SEEN: AtomicBool = AtomicBool::new(false);
     let reaper = Arc::downgrade(reaper);
     let handled = ctrlc::set_handler(move || match reaper.upgrade().filter(|_| !SEEN.swap(true, Ordering::AcqRel)) {
-        Some(reaper) => reaper.stop(),
+        // What does not end at once is not to keep the second one waiting.
+        Some(reaper) => drop(std::thread::spawn(move || reaper.stop())),
         None => std::process::exit(130),
     });
     match handled {
