@@ -40,15 +40,15 @@ const LINES: usize = 200;
 pub(crate) const END_GROUPS: &str = r#"
 end_groups() {
     for group in $1; do
-        kill -TERM -- "-$group" && kill -CONT -- "-$group"
+        kill -s TERM -- "-$group" && kill -s CONT -- "-$group"
     done
     patience=50
     for group in $1; do
-        while kill -0 -- "-$group" && [ "$patience" -gt 0 ]; do
+        while kill -s 0 -- "-$group" && [ "$patience" -gt 0 ]; do
             sleep 0.1
             patience=$((patience - 1))
         done
-        ! kill -0 -- "-$group" || kill -KILL $(family_of "$group")
+        ! kill -s 0 -- "-$group" || kill -s KILL $(family_of "$group")
     done
 } 2>/dev/null
 # The processes of a group, and their children, which may have left it.
