@@ -376,6 +376,45 @@ fn fio_runs_over_ssh_on_a_disk_that_is_there() {
     assert!(lab.run().cells[0].failure().unwrap().contains("ssh nobody: no route to nobody"));
 }
 
+#[test]
+fn fio_over_ssh_ends_with_the_connection() {
+    if !has_or_skips("fio", "fio_over_ssh_ends_with_the_connection") {
+        return;
+    }
+    for signal in [rustix::process::Signal::INT, rustix::process::Signal::KILL] {
+        let scratch = Scratch::new();
+        let lab = Lab::new(&format!(
+            "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'null'\n\
+             [[subject]]\nname = 's'\nstack = 'ssh'\nclient = 'ssh:there'\ndisk = '{}'\n\
+             [[load]]\nprocesses = true\nruntime = '10m'\n",
+            scratch.image("image", 16 << 20).display()
+        ));
+        let programs = lab.scratch.path("bin");
+        fs::create_dir(&programs).unwrap();
+        // What runs there is in a session of its own, as sshd has it, and has nothing of the connection but its end.
+        let ssh = "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\ncat | setsid sh -c \"$1\" | cat\n";
+        fs::write(programs.join("ssh"), ssh).unwrap();
+        fs::set_permissions(programs.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+        let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+        let mut child = Reaped(lab.bench(&[]).env("PATH", path).spawn().unwrap());
+        let there = |name: &str| {
+            let has_folder = |process: &PathBuf| {
+                let folder = fs::read_link(process.join("cwd"));
+                folder.is_ok_and(|folder| folder.starts_with(lab.scratch.path("tmp")))
+            };
+            let is_called =
+                |process: &PathBuf| fs::read_to_string(process.join("comm")).is_ok_and(|is| is.contains(name));
+            let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+            processes.filter(|process| has_folder(process) && is_called(process)).count()
+        };
+        await_that("fio and its job", || there("fio") >= 2);
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child.0), signal).unwrap();
+        child.0.wait().unwrap();
+        await_that("all to end there", || there("") == 0);
+        await_that("the folder there to vanish", || fs::read_dir(lab.scratch.path("tmp")).unwrap().next().is_none());
+    }
+}
+
 /// A plan with profiles, and the path to a `perf` that does what a script says.
 fn profiled(script: &str) -> (Lab, String) {
     let lab = Lab::new(
