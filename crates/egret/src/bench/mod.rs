@@ -304,8 +304,15 @@ fn dry_run(plan: &Plan, asked: &Bench) -> String {
     }
     let length = minutes(runner::duration(plan, &steps));
     let most = plan.most_repetitions();
+    let job_files = plan.loads.iter().any(|load| load.keys.jobfile.is_some());
+    let job_files = if job_files { ", and as long as the job files say" } else { "" };
     let more = if most > plan.repetitions { format!("; up to {most} where they decide") } else { String::new() };
-    text + &format!("{}: {} cells in {} repetitions, {length}{more}\n", plan.name, steps.len(), plan.repetitions)
+    text + &format!(
+        "{}: {} cells in {} repetitions, {length}{job_files}{more}\n",
+        plan.name,
+        steps.len(),
+        plan.repetitions
+    )
 }
 
 fn minutes(length: Duration) -> String {

@@ -77,7 +77,7 @@ pub struct LoadKeys {
     /// What is.
     #[serde(default = "five_seconds")]
     pub runtime: Seconds,
-    /// fio's own job file, on the stacks that take fio. All keys above but `name` are then the job file's.
+    /// fio's own job file, on the stacks that take fio. All keys above but `name` and `subjects` are then the job file's.
     #[serde(default)]
     pub jobfile: Option<PathBuf>,
     /// An application in a guest instead of fio, on a file system on the disk: `rsync` of small files of `size` together, or
@@ -324,6 +324,16 @@ impl Load {
                 "{path} has {key}, and fio does not say which of its jobs ran side by side: jobs that take turns have stonewall"
             ))
         })
+    }
+
+    /// Beside a job file: a key that has no effect, as all is the file's but the name and the subjects.
+    pub fn has_no_effect(&self) -> Option<String> {
+        let table = |keys: &LoadKeys| toml::Table::try_from(keys).unwrap_or_default();
+        let usual = table(&toml::from_str("").ok()?);
+        let is_said = |key: &str, value: &toml::Value| usual.get(key) != Some(value);
+        let mut keys = table(&self.keys).into_iter();
+        keys.find(|(key, value)| !matches!(key.as_str(), "name" | "subjects" | "jobfile") && is_said(key, value))
+            .map(|(key, _)| key)
     }
 
     /// Whether it writes, or may.

@@ -8,6 +8,7 @@ use egret_vocabulary::nearest::nearest;
 
 use super::{Bytes, DeviceModel, DiskKind, Load, Pages, Plan, Seconds, Server, Stack, Subject};
 use crate::analysis::chart::anchor;
+use crate::stack::fio;
 
 /// What is wrong with a plan: `FILE:LINE: what`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -173,6 +174,7 @@ impl Plan {
         if load.keys.verify {
             self.check_verifies(load)?;
         }
+        self.check_engines(load)?;
         let key = match (load.keys.across_disks, load.keys.processes) {
             (true, _) => "across_disks",
             (false, true) => "processes",
@@ -186,6 +188,24 @@ impl Plan {
                 load.name, subject.name
             )),
         }
+    }
+
+    /// That a job file leaves the engine to a subject that says which.
+    fn check_engines(&self, load: &Load) -> Result<(), String> {
+        let Some(path) = &load.keys.jobfile else { return Ok(()) };
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        for subject in self.subjects.iter().filter(|one| one.stack == Stack::Host && load.is_put_on(&one.name)) {
+            let Some(aio) = subject.blockdev.get("aio").and_then(|aio| aio.as_str()) else { continue };
+            if let Some(engine) = fio::other_engine(&text, fio::engine(Some(aio))) {
+                return Err(format!(
+                    "load '{}': aio = \"{aio}\" of '{}' has no effect: {} has ioengine={engine}; leave out one of them",
+                    load.name,
+                    subject.name,
+                    path.display()
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// That a load that verifies finds on its disks what it has written itself, or else a disk is wrong.
@@ -235,7 +255,7 @@ impl Plan {
         let least = if has_application { 256 << 20 } else { 16 << 20 };
         self.disk.size = self.disk.size.map(|bytes| size(bytes, least));
         self.loads.change(|loads| {
-            for keys in loads {
+            for keys in loads.iter_mut().filter(|keys| keys.jobfile.is_none()) {
                 let longest = keys.bs.all().iter().map(|bs| bs.0).max().unwrap_or(0);
                 keys.size = keys.size.map(|bytes| size(bytes, (1 << 20).max(longest)));
                 (keys.runtime, keys.ramp_time) = (time(keys.runtime), time(keys.ramp_time));
@@ -255,7 +275,7 @@ impl Plan {
             return Err(PlanError(format!("{} has no profile '{name}': it has {known}", self.name)));
         };
         self.loads.change(|loads| {
-            for keys in loads {
+            for keys in loads.iter_mut().filter(|keys| keys.jobfile.is_none()) {
                 (keys.ramp_time, keys.runtime) = (profile.ramp_time, profile.runtime);
             }
         });
@@ -440,8 +460,16 @@ fn has_no_effect(subject: &Subject) -> Option<String> {
 
 fn check_load(load: &Load) -> Result<(), String> {
     let complain = |what: String| Err(format!("load '{}': {what}", load.name));
-    if load.keys.jobfile.is_some() || load.keys.application.is_some() {
-        return load.check_job_file();
+    if load.keys.jobfile.is_some() {
+        return match load.has_no_effect() {
+            Some(key) => {
+                complain(format!("{key} has no effect beside a jobfile, which says all but name and subjects"))
+            }
+            None => load.check_job_file(),
+        };
+    }
+    if load.keys.application.is_some() {
+        return Ok(());
     }
     if let Err(error) = load.rw.parse::<Rw>() {
         return complain(error.to_string());
@@ -666,6 +694,22 @@ mod tests {
         assert!(error.contains("x.fio has wait_for, and fio does not say"), "{error}");
         let error = read("[a]\nfilename=/dev/sda\n").unwrap_err();
         assert!(error.contains("x.fio has filename, by which fio uses something else than the disk"), "{error}");
+        std::fs::write(folder.path().join("x.fio"), "[a]\nioengine=psync\n").unwrap();
+        let read = |text: &str| Plan::read("x", text, folder.path()).map(drop).map_err(|error| error.to_string());
+        for (key, value) in [("iodepth", "32"), ("disks", "3"), ("runtime", "'9s'"), ("application", "'rsync'")] {
+            let error = read(&format!("{text}{key} = {value}\n")).unwrap_err();
+            assert!(
+                error.ends_with(&format!("{key} has no effect beside a jobfile, which says all but name and subjects")),
+                "{error}"
+            );
+        }
+        let error = read(&text.replace("'host'", "'host'\nblockdev.aio = 'native'")).unwrap_err();
+        assert!(
+            error.contains("aio = \"native\" of 's' has no effect: ") && error.contains("has ioengine=psync"),
+            "{error}"
+        );
+        std::fs::write(folder.path().join("x.fio"), "[a]\nioengine=libaio\n").unwrap();
+        assert_eq!(read(&text.replace("'host'", "'host'\nblockdev.aio = 'native'")), Ok(()));
         assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
     }
 

@@ -248,9 +248,15 @@ fn joined(one: Operations, other: Operations) -> Operations {
     Operations { requests, bytes: one.bytes + other.bytes, latency }
 }
 
-/// Somebody's job file, on this disk.
-pub fn with_target(job_file: &str, target: &str) -> String {
-    format!("[global]\nfilename={}\n\n{job_file}", escaped(target))
+/// Somebody's job file, on this disk, and by this engine where it names none.
+pub fn with_target(job_file: &str, target: &str, engine: Option<&str>) -> String {
+    let engine = engine.map_or(String::new(), |engine| format!("ioengine={engine}\n"));
+    format!("[global]\nfilename={}\n{engine}\n{job_file}", escaped(target))
+}
+
+/// An engine that a job file names and that is another one than this.
+pub fn other_engine<'a>(job_file: &'a str, engine: &str) -> Option<&'a str> {
+    keys(job_file).filter(|(key, _)| *key == "ioengine").map(|(_, named)| named).find(|named| *named != engine)
 }
 
 /// A colon parts file names.
@@ -459,6 +465,15 @@ mod tests {
         for line in ["rw=randrw", "rw =write", "\treadwrite\t=\ttrim", " readwrite = x", "rw=${HOW}", "rw"] {
             assert!(may_write(&format!("[a]\nrw=randread\n[b]\n{line}\n")), "{line}");
         }
+    }
+
+    #[test]
+    fn a_job_file_is_run_by_the_engine_that_it_names_and_else_by_the_subjects() {
+        let text = with_target("[global]\nrw=read\n[a]\n", "/d", Some("io_uring"));
+        assert!(text.starts_with("[global]\nfilename=/d\nioengine=io_uring\n\n[global]"), "{text}");
+        let named = "[global]\nioengine = libaio\n[a]\n";
+        assert_eq!((other_engine("[a]\n", "libaio"), other_engine(named, "libaio")), (None, None));
+        assert_eq!(other_engine(named, "io_uring"), Some("libaio"));
     }
 
     #[test]

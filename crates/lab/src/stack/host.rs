@@ -27,6 +27,8 @@ const SETTLING: Duration = Duration::from_millis(300);
 pub(super) struct Host {
     disks: Vec<Disk>,
     engine: &'static str,
+    /// The same where the subject says it: somebody's job file has fio's own otherwise.
+    named_engine: Option<&'static str>,
     /// Where fio runs, if that is elsewhere.
     server: Option<String>,
     /// Of files that fio makes there: their size.
@@ -66,13 +68,17 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
         return Err(Unable::Impossible("idle disks are connections to a server, and there is none".into()));
     }
     let size = disks.first().and_then(|disk| if let Disk::Remote(_, size) = disk { *size } else { None });
+    let aio = subject.blockdev.get("aio").and_then(|aio| aio.as_str());
     let engine = match disks.first() {
+        Some(Disk::Nbd(..) | Disk::Rbd { .. }) if load.keys.jobfile.is_some() => {
+            return Err(Unable::Impossible("a job file is run on a path, and a disk behind a server has none".into()));
+        }
         Some(Disk::Null(_)) => {
             return Err(Unable::Impossible("a null disk is a server's own, and there is none".into()));
         }
         Some(Disk::Nbd(..)) => "nbd",
         Some(Disk::Rbd { .. }) => "rbd",
-        _ => fio::engine(subject.blockdev.get("aio").and_then(|aio| aio.as_str())),
+        _ => fio::engine(aio),
     };
     let server = subject.host.clone();
     let choose = |name: &String| choose_scheduler(name, disks, &context.reaper);
@@ -81,6 +87,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
     Ok(Host {
         disks: disks.to_vec(),
         engine,
+        named_engine: aio.map(|_| engine),
         server,
         size,
         backends,
@@ -160,7 +167,7 @@ impl Host {
             Some(path) => {
                 let text =
                     fs::read_to_string(path).map_err(|error| Unable::failed(format!("{}: {error}", path.display())))?;
-                Ok(fio::with_target(&text, targets.first().copied().unwrap_or_default()))
+                Ok(fio::with_target(&text, targets.first().copied().unwrap_or_default(), self.named_engine))
             }
         }
     }
