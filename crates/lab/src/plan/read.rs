@@ -6,8 +6,9 @@ use std::path::Path;
 use egret_loadgen::load::Rw;
 use egret_vocabulary::nearest::nearest;
 
-use super::{Bytes, DeviceModel, DiskKind, Load, Pages, Plan, Seconds, Server, Stack, Subject};
+use super::{Backend, Bytes, DeviceModel, DiskKind, Load, Pages, Plan, Seconds, Server, Stack, Subject};
 use crate::analysis::chart::anchor;
+use crate::disks;
 use crate::stack::fio;
 
 /// What is wrong with a plan: `FILE:LINE: what`.
@@ -175,6 +176,7 @@ impl Plan {
             self.check_verifies(load)?;
         }
         self.check_engines(load)?;
+        self.check_size(load)?;
         let key = match (load.keys.across_disks, load.keys.processes) {
             (true, _) => "across_disks",
             (false, true) => "processes",
@@ -187,6 +189,18 @@ impl Plan {
                 "load '{}': {key} is fio's, of the stacks host, guest and ssh, and it is put on '{}'",
                 load.name, subject.name
             )),
+        }
+    }
+
+    /// That a load uses no more of a disk that the lab makes than there is: fio makes a file longer.
+    fn check_size(&self, load: &Load) -> Result<(), String> {
+        let disk = Bytes(disks::size(&self.disk));
+        let is_on_it = |one: &Subject| one.stack != Stack::Ssh && !matches!(one.backend, Backend::Server(_));
+        let is_made = self.disk.kind != DiskKind::Device
+            && self.subjects.iter().any(|one| load.is_put_on(&one.name) && is_on_it(one));
+        match load.keys.size.filter(|size| is_made && *size > disk) {
+            Some(size) => Err(format!("load '{}': size = {size}, and the plan's disk has {disk}", load.name)),
+            None => Ok(()),
         }
     }
 
@@ -253,7 +267,12 @@ impl Plan {
         // The smallest database and its log need room.
         let has_application = self.loads.iter().any(|load| load.keys.application.is_some());
         let least = if has_application { 256 << 20 } else { 16 << 20 };
-        self.disk.size = self.disk.size.map(|bytes| size(bytes, least));
+        if self.disk.kind != DiskKind::Device {
+            // One that the plan does not name, too, or loads would outgrow it.
+            self.disk.size = Some(size(self.disk.size.unwrap_or(Bytes(disks::SIZE)), least))
+                .filter(|_| scale != 1.0)
+                .or(self.disk.size);
+        }
         self.loads.change(|loads| {
             for keys in loads.iter_mut().filter(|keys| keys.jobfile.is_none()) {
                 let longest = keys.bs.all().iter().map(|bs| bs.0).max().unwrap_or(0);
@@ -801,6 +820,24 @@ mod tests {
     }
 
     #[test]
+    fn no_load_uses_more_of_a_disk_than_the_lab_makes() {
+        let read = |stack: &str, disk: &str, size: &str| {
+            let text = PLAN.replace("'egret'", stack).replace("'null'", disk);
+            Plan::read("x", &format!("{text}size = '{size}'\n"), Path::new(".")).map(drop)
+        };
+        for disk in ["'file'\nsize = '16M'", "'loop'\nsize = '16M'", "'null'\nsize = '16M'"] {
+            let error = read("'egret'", disk, "64M").unwrap_err().to_string();
+            assert_eq!(error, "x: load 'randread 4k QD1': size = 64M, and the plan's disk has 16M");
+            assert_eq!(read("'egret'", disk, "16M"), Ok(()));
+        }
+        assert!(read("'egret'", "'file'", "257M").is_err() && read("'egret'", "'file'", "256M").is_ok());
+        // Of what is there already nobody knows it before.
+        assert_eq!(read("'egret'", "'device'\npath = '/dev/x'", "1T"), Ok(()));
+        assert_eq!(read("'ssh'\nclient = 'ssh:h'\ndisk = '/dev/x'", "'null'", "1T"), Ok(()));
+        assert_eq!(read("'egret'\nbackend = 'nbd://h'", "'file'", "1T"), Ok(()));
+    }
+
+    #[test]
     fn hosts_have_every_subject_each() {
         let plan = PLAN.replace("title", "hosts = ['a', 'b,8765']\nbaseline = 's'\ntitle").replace("'egret'", "'host'");
         let remote = plan.replace("'null'", "'file'\npath = '/var/tmp'");
@@ -868,6 +905,8 @@ mod tests {
     fn a_plan_shrinks_evenly() {
         let plan = Plan::read("p", &PLAN.replace("'null'", "'file'\nsize = '1G'"), Path::new(".")).unwrap().scaled(0.5);
         assert_eq!(plan.disk.size, Some(Bytes(512 << 20)));
+        let unnamed = |scale| Plan::read("p", PLAN, Path::new(".")).unwrap().scaled(scale).disk.size;
+        assert_eq!((unnamed(1.0), unnamed(2.0)), (None, Some(Bytes(512 << 20))));
         let apps = Plan::named("apps").unwrap().scaled(0.001);
         assert_eq!(apps.disk.size, Some(Bytes(256 << 20)));
         assert_eq!((plan.loads[0].keys.runtime, plan.loads[0].keys.ramp_time), (Seconds(2.5), Seconds(0.5)));

@@ -394,6 +394,9 @@ impl Runner {
         let control = perf.as_ref().and_then(|recording| Some(&recording.as_ref().ok()?.control));
         let io_submit = self.run.plan.io_submit;
         let measured = deployment.measure(&Task { load: &load, rate_iops, seed, control, io_submit, raw: &raw });
+        // Where the lab's own loads stay is known before.
+        let whole = if from_begin { self.disks.restore(&self.run.plan.disk).map_err(Unable::failed) } else { Ok(()) };
+        let measured = measured.and_then(|measured| whole.map(|()| measured));
         let profile = perf.map(|recording| recording.and_then(perf::Recording::profile));
         let (samples, symbols) = profile.unwrap_or_else(|| Ok(Default::default())).unwrap_or_else(|text| {
             self.warn("perf", text);
