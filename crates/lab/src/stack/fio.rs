@@ -153,32 +153,54 @@ pub struct Group {
     pub cpu_ns: u64,
 }
 
-/// The groups in fio's output; lines before the JSON are passed over.
+/// The groups in fio's output; lines beside the JSON are passed over. With `--status-interval` there is an object for each
+/// interval, and one for the whole run at the end: the last whole one counts.
 ///
 /// # Errors
 /// It is no output of fio's, or a job in it has failed.
 pub fn groups(output: &str) -> Result<Vec<Group>, String> {
-    let begin = if output.starts_with('{') { Some(0) } else { output.find("\n{").map(|at| at + 1) };
-    let json = begin.map(|at| &output[at..]).ok_or("it has no JSON")?;
-    // Text after the object, such as a warning, is ignored.
-    let mut values = serde_json::Deserializer::from_str(json).into_iter::<Value>();
-    let value = values.next().transpose().map_err(|error| format!("not JSON: {error}"))?.unwrap_or_default();
+    let begins = output.match_indices('{').map(|(at, _)| at).filter(|at| *at == 0 || output[..*at].ends_with('\n'));
+    // Text after an object, such as a warning, is ignored.
+    let object = |at: usize| serde_json::Deserializer::from_str(&output[at..]).into_iter::<Value>().next();
+    let mut found = Err("it has no JSON".to_owned());
+    for at in begins.collect::<Vec<_>>().into_iter().rev() {
+        match object(at) {
+            Some(Ok(value)) => {
+                let is_run = ["jobs", "client_stats"].iter().any(|key| value[key].is_array());
+                found = Ok(value);
+                if is_run {
+                    break;
+                }
+            }
+            Some(Err(error)) => found = Err(format!("not JSON: {error}")),
+            None => {}
+        }
+    }
+    let value = found?;
+    let bytes = unit_of_bytes(value["fio version"].as_str().unwrap_or_default());
     let clients = value["client_stats"].as_array().map(|all| all.iter().filter(|one| one["jobname"] != "All clients"));
     let jobs: Vec<&Value> = match clients {
         Some(clients) => clients.collect(),
         None => value["jobs"].as_array().ok_or("it has no 'jobs', which fio's JSON has")?.iter().collect(),
     };
-    jobs.into_iter().map(group).collect()
+    jobs.into_iter().map(|job| group(job, bytes)).collect()
 }
 
-fn group(job: &Value) -> Result<Group, String> {
+/// What `io_bytes` counts: up to fio 2.20 it is KiB.
+fn unit_of_bytes(version: &str) -> u64 {
+    let mut numbers = version.trim_start_matches("fio-").split(['.', '-']).map_while(|number| number.parse().ok());
+    let version: Option<(u32, u32)> = numbers.next().zip(numbers.next());
+    if version.is_some_and(|version| version < (2, 21)) { 1024 } else { 1 }
+}
+
+fn group(job: &Value, bytes: u64) -> Result<Group, String> {
     let name = job["jobname"].as_str().unwrap_or("fio").to_owned();
     if let Some(error) = job["error"].as_i64().filter(|error| *error != 0) {
         let error = std::io::Error::from_raw_os_error(i32::try_from(error).unwrap_or(0));
         return Err(format!("job '{name}' failed: {error}"));
     }
     let runtime = |kind: &str| job[kind]["runtime"].as_f64().unwrap_or(0.0) / 1e3;
-    let [reads, writes, trims, both] = ["read", "write", "trim", "mixed"].map(|kind| operations(&job[kind]));
+    let [reads, writes, trims, both] = ["read", "write", "trim", "mixed"].map(|kind| operations(&job[kind], bytes));
     // With `unified_rw_reporting=mixed` fio tells of nothing else.
     let alone = both.clone().filter(|_| [&reads, &writes, &trims].iter().all(|kind| kind.is_none()));
     let kinds = if alone.is_some() { &["mixed"][..] } else { &["read", "write", "trim"] };
@@ -197,9 +219,13 @@ fn group(job: &Value) -> Result<Group, String> {
     })
 }
 
-fn operations(of: &Value) -> Option<Operations> {
+fn operations(of: &Value, unit: u64) -> Option<Operations> {
     let requests = of["total_ios"].as_u64().filter(|requests| *requests > 0)?;
-    Some(Operations { requests, bytes: of["io_bytes"].as_u64().unwrap_or(0), latency: latency(of) })
+    Some(Operations {
+        requests,
+        bytes: of["io_bytes"].as_u64().unwrap_or(0).saturating_mul(unit),
+        latency: latency(of),
+    })
 }
 
 /// Total latencies (`lat`) if fio was asked for their percentiles, or else completion latencies (`clat`).
@@ -396,6 +422,26 @@ mod tests {
             cpu_ns: 500_000_000,
         };
         assert_eq!(groups, [group]);
+    }
+
+    #[test]
+    fn of_several_intervals_the_last_whole_one_is_the_run() {
+        let first = OUTPUT.replace("\"total_ios\": 2", "\"total_ios\": 1");
+        let requests = |text: &str| measurement(&groups(text).unwrap()).unwrap().requests();
+        assert_eq!(requests(&format!("{first}\nfio: a warning\n{OUTPUT}\nand more")), 2);
+        assert_eq!(requests(&format!("{OUTPUT}\n{}", &first[..first.len() / 2])), 2);
+    }
+
+    #[test]
+    fn fio_up_to_2_20_counts_kib() {
+        let bytes =
+            |version: &str| measurement(&groups(&OUTPUT.replace("fio-3.33", version)).unwrap()).unwrap().bytes();
+        for version in ["fio-2.2.10", "fio-2.20", "fio-2.20-14-g1a2b", "fio-1.99.12"] {
+            assert_eq!(bytes(version), 8192 << 10, "{version}");
+        }
+        for version in ["fio-2.21", "fio-2.99", "fio-3.1", "fio-3.36-dirty", "mine"] {
+            assert_eq!(bytes(version), 8192, "{version}");
+        }
     }
 
     #[test]
