@@ -119,8 +119,8 @@ fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
         ended(resume(asked, directory)?);
         return Ok(());
     }
-    if !(asked.scale > 0.0 && asked.scale.is_finite()) {
-        bail!("--scale must be above 0, got {}", asked.scale);
+    if !(asked.scale > 0.0 && asked.scale <= 1000.0) {
+        bail!("--scale must be above 0 and at most 1000, got {}", asked.scale);
     }
     let names = if asked.plans.is_empty() { vec![BUILT_IN[0].0.to_owned()] } else { asked.plans.clone() };
     if names.len() > 1 && asked.output.is_some() {

@@ -16,6 +16,14 @@ use crate::stack::fio;
 #[error("{0}")]
 pub struct PlanError(String);
 
+/// More cells nobody waits for, and they are listed before the first is measured.
+const MOST_CELLS: u64 = 1_000_000;
+/// Of a job on a disk: more than any makes, and all that was due is looked at.
+const MOST_IOPS: f64 = 1e7;
+/// Of a peak.
+const MOST_PERCENT: f64 = 1000.0;
+const MOST_THREADS: u32 = 1024;
+
 macro_rules! built_in {
     ($($name:literal),*) => {
         &[$(($name, include_str!(concat!("../../../../plans/", $name, ".toml")))),*]
@@ -154,6 +162,16 @@ impl Plan {
         }
         if self.disk.kind != DiskKind::Device && self.disk.paths().len() > 1 {
             return Err("only a disk of type 'device' has several paths: files are made in one directory".into());
+        }
+        let cells = self.loads.iter().map(|load| {
+            let subjects = self.subjects.iter().filter(|one| load.is_put_on(&one.name)).count() as u64;
+            (subjects + 1) * (1 + load.keys.curve.map_or(0, |curve| u64::from(curve.points)))
+        });
+        let cells = cells.fold(0, u64::saturating_add).saturating_mul(self.most_repetitions().into());
+        if cells > MOST_CELLS {
+            return Err(format!(
+                "repetitions, loads, subjects and points make {cells} cells, and at most {MOST_CELLS} are measured"
+            ));
         }
         self.check_hosts()
     }
@@ -408,6 +426,9 @@ fn known(who: &str, name: &str, names: &BTreeSet<&str>) -> Result<(), String> {
 
 fn check_subject(subject: &Subject) -> Result<(), String> {
     let complain = |what: &str| Err(format!("subject '{}': {what}", subject.name));
+    if subject.iothreads > MOST_THREADS {
+        return complain(&format!("iothreads must be at most {MOST_THREADS}, got {}", subject.iothreads));
+    }
     match (subject.stack, &subject.command) {
         (Stack::VhostUserBlk, None) => complain("the stack vhost-user-blk needs a command, with {socket} in it"),
         (Stack::VhostUserBlk, Some(command)) if !command.contains("{socket}") => {
@@ -502,15 +523,19 @@ fn check_load(load: &Load) -> Result<(), String> {
     if load.rwmixread > 100 {
         return complain(format!("rwmixread must be 0..=100, got {}", load.rwmixread));
     }
-    if load.keys.rate_iops.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
-        return complain("rate_iops must be above 0".into());
+    if load.keys.rate_iops.is_some_and(|rate| !(rate > 0.0 && rate <= MOST_IOPS)) {
+        return complain(format!("rate_iops must be above 0, and at most {MOST_IOPS}"));
     }
     if load.keys.runtime.0 <= 0.0 {
         return complain("runtime must be above 0".into());
     }
     match load.keys.curve {
-        Some(curve) if !(curve.from > 0.0 && curve.from <= curve.to && curve.points > 0) => {
-            complain("a curve goes from a share above 0 to one that is not below it, in at least one point".into())
+        Some(curve)
+            if !(curve.from > 0.0 && curve.from <= curve.to && curve.to <= MOST_PERCENT && curve.points > 0) =>
+        {
+            complain(format!(
+                "a curve goes from a share above 0 to one that is not below it and at most {MOST_PERCENT} %, in at least one point"
+            ))
         }
         Some(_) if load.keys.rate_iops.is_some() => {
             complain("a curve finds its rates by itself: leave rate_iops out".into())
@@ -588,6 +613,19 @@ mod tests {
             load("iodepth = [1, 1]"),
             "x.toml: two loads are called 'randread 4k QD1'; give one of them another name"
         );
+        for (text, said) in [
+            ("runtime = 1e300", "x.toml:10: a time such as 5, 5s, 500ms or 2m, of at most 1000h, not '1"),
+            ("rate_iops = 1e300", "rate_iops must be above 0, and at most 10000000"),
+            ("curve = { from = 1, to = 1e300, points = 2 }", "at most 1000 %, in at least one point"),
+            ("curve = { from = 1, to = 99, points = 4000000000 }", "make 40000000010 cells, and at most 1000000 are"),
+        ] {
+            let error = load(text);
+            assert!(error.contains(said) && error.lines().count() == 1, "{error}");
+        }
+        let many = complaint(&PLAN.replace("title", "repetitions = 4000000000\ntitle"));
+        assert!(many.ends_with("make 8000000000 cells, and at most 1000000 are measured"), "{many}");
+        let many = complaint(&PLAN.replace("'egret'", "'egret'\niothreads = 4000000000"));
+        assert!(many.ends_with("iothreads must be at most 1024, got 4000000000"), "{many}");
         assert_eq!(load("runtime = 0"), "x.toml: load 'randread 4k QD1': runtime must be above 0");
         assert_eq!(
             complaint(&PLAN.replace("title", "baseline = 'S'\ntitle")),
