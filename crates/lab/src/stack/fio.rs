@@ -290,6 +290,14 @@ pub(crate) fn escaped(path: &str) -> String {
     path.replace(':', "\\:")
 }
 
+/// What was wrong, of the lines of a fio that failed: the first that says it, as those behind it are of what it gave up then.
+pub fn complaint(log: &[String]) -> Option<&str> {
+    let says_it =
+        |line: &&String| (line.starts_with("fio:") && !line.ends_with(" dropped")) || line.starts_with("Bad option");
+    let last = || log.iter().rev().find(|line| !line.trim().is_empty());
+    log.iter().find(says_it).or_else(last).map(|line| line.trim().trim_start_matches("fio: "))
+}
+
 /// The keys of a job file and their values, as fio takes them, with blanks around the sign.
 fn keys(job_file: &str) -> impl Iterator<Item = (&str, &str)> {
     let lines = job_file.lines().map(str::trim);
@@ -494,6 +502,21 @@ mod tests {
             assert_eq!(hides_its_order(text), key);
         }
         assert_eq!(hides_its_order("[a]\n[b]\nwait_for=a"), Some("wait_for"));
+    }
+
+    #[test]
+    fn what_was_wrong_is_fios_first_line_that_says_it() {
+        let of = |lines: &[&str]| {
+            complaint(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>()).map(str::to_owned)
+        };
+        let dropped = "fio: job a dropped";
+        for line in ["failed parsing rw=reed", "engine none not loadable"] {
+            let said = of(&["note: both iodepth", &format!("fio: {line}"), "fio: failed to load engine", dropped]);
+            assert_eq!(said.as_deref(), Some(line));
+        }
+        assert_eq!(of(&["Bad option <nosuch=1>", dropped]).as_deref(), Some("Bad option <nosuch=1>"));
+        assert_eq!(of(&["x is not empty there", " "]).as_deref(), Some("x is not empty there"));
+        assert_eq!((of(&[dropped]).as_deref(), of(&[])), (Some("job a dropped"), None));
     }
 
     #[test]

@@ -120,8 +120,8 @@ impl Deployment for Host {
         match status {
             None => return Err(failed("fio does not end".into())),
             Some(status) if !status.success() => {
-                let last = log.last().cloned().unwrap_or_else(|| status.to_string());
-                return Err(failed(format!("fio: {last}")));
+                let said = fio::complaint(&log).map_or(status.to_string(), str::to_owned);
+                return Err(failed(format!("fio: {said}")));
             }
             Some(_) => {}
         }

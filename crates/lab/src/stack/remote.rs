@@ -210,8 +210,8 @@ name=$(basename "$(readlink -f "$disk")")
         ran.map_err(|error| {
             self.broken |= !matches!(error, AgentError::Failed(_));
             let log = self.ssh.log();
-            let last = log.iter().rev().find(|line| !line.trim().is_empty());
-            Unable::Failed { reason: last.map_or(error.to_string(), |last| format!("{error}: {}", last.trim())), log }
+            let reason = fio::complaint(&log).map_or(error.to_string(), |said| format!("{error}: {said}"));
+            Unable::Failed { reason, log }
         })
     }
 }
