@@ -35,7 +35,7 @@ use crate::statistics::Looks;
 use egret_loadgen::machine::allow_many_descriptors;
 use egret_loadgen::random::mix;
 pub use journal::{JOURNAL, Journal, RESULT, read};
-pub use marks::{drift, mark_device_bound, noise};
+pub use marks::{brief, drift, mark_device_bound, noise};
 use order::is_host;
 pub(crate) use order::subject_called;
 pub use order::{AGAIN, Step, more_steps, steps};
@@ -340,6 +340,7 @@ impl Runner {
         let processors = run.host.cpu.processors();
         let mut warnings: Vec<Warning> = noise(&run.cells, processors).into_iter().collect();
         warnings.extend(drift(&run.plan, &run.cells));
+        warnings.extend(brief(&run.plan, &run.cells));
         let share = stolen as f64 / elapsed.as_nanos().max(1) as f64 / processors.max(1) as f64;
         if share > STOLEN {
             let text = format!("a hypervisor took {:.1}% of the processors' time away", share * 100.0);
