@@ -329,7 +329,7 @@ mod tests {
             let row = beside.grid.rows.into_iter().find(|row| row.cells[0] == "3").unwrap();
             row.cells[3..].to_vec()
         };
-        let minus = |text: &str| text.replace('\u{2212}', "-").replace('\u{202f}', " ").replace('\u{a0}', " ");
+        let minus = |text: &str| text.replace('\u{2212}', "-").replace(['\u{202f}', '\u{a0}'], " ");
         let said: Vec<String> = weight_3(false).iter().map(|text| minus(text)).collect();
         assert_eq!(
             said,
