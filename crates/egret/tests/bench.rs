@@ -293,14 +293,19 @@ fn fio_runs_on_several_hosts() {
     let plan = format!(
         "name = 'hosts'\ntitle = 't'\nrepetitions = 1\nnoise-floor = false\nhosts = ['sock:{}', 'sock:{}']\n\
          [disk]\ntype = 'file'\npath = '{place}'\nsize = '16M'\n\
-         [[subject]]\nname = 'libaio'\nstack = 'host'\n[[load]]\nramp_time = 0\nruntime = '2s'\n",
+         [[subject]]\nname = 'libaio'\nstack = 'host'\n[[load]]\nramp_time = 0\nruntime = '2s'\n\
+         [[load]]\njobfile = 'mine.fio'\n",
         one.display(),
         other.display()
     );
     fs::write(&lab.plan, plan).unwrap();
+    fs::write(lab.plan.with_file_name("mine.fio"), "[mine]\nrw=randread\nthread\nio_size=1M\n").unwrap();
     succeeded(&lab.bench(&[]).output().unwrap());
+    let left = fs::read_dir(lab.plan.parent().unwrap()).unwrap().flatten().map(|entry| entry.file_name());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("disk")).collect();
+    assert!(left.is_empty(), "fio's own file is there: {left:?}");
     let run = lab.run();
-    assert_eq!(run.cells.len(), 2);
+    assert_eq!(run.cells.len(), 4);
     assert!(run.cells.iter().all(|cell| measured(cell).requests() > 0), "{run:?}");
     drop(servers);
     lab.await_nothing_left();

@@ -153,9 +153,9 @@ impl Host {
         };
         let paths: Vec<PathBuf> = self.disks.iter().filter_map(path).collect();
         let targets: Vec<&str> = paths.iter().filter_map(|target| target.to_str()).collect();
+        let own = self.size.map_or(String::new(), |size| format!("[global]\nsize={size}\nunlink=1\n"));
         match &task.load.keys.jobfile {
             None => {
-                let own = self.size.map_or(String::new(), |size| format!("[global]\nsize={size}\nunlink=1\n"));
                 let mut sections = fio::sections(task.load, &targets);
                 sections.extend(self.disks.iter().filter_map(|disk| match disk {
                     Disk::Nbd(place, _) => Some(format!("uri={place}")),
@@ -167,7 +167,7 @@ impl Host {
             Some(path) => {
                 let text =
                     fs::read_to_string(path).map_err(|error| Unable::failed(format!("{}: {error}", path.display())))?;
-                Ok(fio::with_target(&text, targets.first().copied().unwrap_or_default(), self.named_engine))
+                Ok(own + &fio::with_target(&text, targets.first().copied().unwrap_or_default(), self.named_engine))
             }
         }
     }
