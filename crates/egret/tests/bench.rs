@@ -239,9 +239,12 @@ fn fio_on_the_host_is_the_reference_line() {
          [[load]]\nname = 'mine'\njobfile = 'mine.fio'\n",
     );
     // Whose disk it is run on the plan says; who cannot run it says so.
-    let job = "[mine]\nrw=randread\nioengine=psync\nthread\nio_size=64k\nsize=64k\n";
+    let job = "[mine]\nrw=randread\nioengine=psync\nthread\nio_size=64k\nsize=64k\nexec_prerun=true\n";
     fs::write(lab.plan.with_file_name("mine.fio"), job).unwrap();
+    let here = || fs::read_dir(lab.plan.parent().unwrap()).unwrap().count();
+    let before = here();
     succeeded(&lab.bench(&[]).output().unwrap());
+    assert_eq!(here(), before + 1, "what fio leaves where it runs is not where the user stands, but for the results");
     let run = lab.run();
     assert_eq!(run.cells.len(), 6);
     assert_eq!(run.job_files.keys().collect::<Vec<_>>(), ["mine"]);
@@ -280,14 +283,19 @@ fn fio_runs_on_several_hosts() {
     let plan = format!(
         "name = 'hosts'\ntitle = 't'\nrepetitions = 1\nnoise-floor = false\nhosts = ['sock:{}', 'sock:{}']\n\
          [disk]\ntype = 'file'\npath = '{place}'\nsize = '16M'\n\
-         [[subject]]\nname = 'libaio'\nstack = 'host'\n[[load]]\nramp_time = 0\nruntime = '2s'\n",
+         [[subject]]\nname = 'libaio'\nstack = 'host'\n[[load]]\nramp_time = 0\nruntime = '2s'\n\
+         [[load]]\njobfile = 'mine.fio'\n",
         one.display(),
         other.display()
     );
     fs::write(&lab.plan, plan).unwrap();
+    fs::write(lab.plan.with_file_name("mine.fio"), "[mine]\nrw=randread\nthread\nio_size=1M\n").unwrap();
     succeeded(&lab.bench(&[]).output().unwrap());
+    let left = fs::read_dir(lab.plan.parent().unwrap()).unwrap().flatten().map(|entry| entry.file_name());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("disk")).collect();
+    assert!(left.is_empty(), "fio's own file is there: {left:?}");
     let run = lab.run();
-    assert_eq!(run.cells.len(), 2);
+    assert_eq!(run.cells.len(), 4);
     assert!(run.cells.iter().all(|cell| measured(cell).requests() > 0), "{run:?}");
     drop(servers);
     lab.await_nothing_left();
@@ -360,6 +368,45 @@ fn fio_runs_over_ssh_on_a_disk_that_is_there() {
     let lab = plan("nobody", "randread");
     assert!(!lab.bench(&[]).env("PATH", &path).output().unwrap().status.success());
     assert!(lab.run().cells[0].failure().unwrap().contains("ssh nobody: no route to nobody"));
+}
+
+#[test]
+fn fio_over_ssh_ends_with_the_connection() {
+    if !has_or_skips("fio", "fio_over_ssh_ends_with_the_connection") {
+        return;
+    }
+    for signal in [rustix::process::Signal::INT, rustix::process::Signal::KILL] {
+        let scratch = Scratch::new();
+        let lab = Lab::new(&format!(
+            "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'null'\n\
+             [[subject]]\nname = 's'\nstack = 'ssh'\nclient = 'ssh:there'\ndisk = '{}'\n\
+             [[load]]\nprocesses = true\nruntime = '10m'\n",
+            scratch.image("image", 16 << 20).display()
+        ));
+        let programs = lab.scratch.path("bin");
+        fs::create_dir(&programs).unwrap();
+        // What runs there is in a session of its own, as sshd has it, and has nothing of the connection but its end.
+        let ssh = "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\ncat | setsid sh -c \"$1\" | cat\n";
+        fs::write(programs.join("ssh"), ssh).unwrap();
+        fs::set_permissions(programs.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+        let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+        let mut child = Reaped(lab.bench(&[]).env("PATH", path).spawn().unwrap());
+        let there = |name: &str| {
+            let has_folder = |process: &PathBuf| {
+                let folder = fs::read_link(process.join("cwd"));
+                folder.is_ok_and(|folder| folder.starts_with(lab.scratch.path("tmp")))
+            };
+            let is_called =
+                |process: &PathBuf| fs::read_to_string(process.join("comm")).is_ok_and(|is| is.contains(name));
+            let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+            processes.filter(|process| has_folder(process) && is_called(process)).count()
+        };
+        await_that("fio and its job", || there("fio") >= 2);
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child.0), signal).unwrap();
+        child.0.wait().unwrap();
+        await_that("all to end there", || there("") == 0);
+        await_that("the folder there to vanish", || fs::read_dir(lab.scratch.path("tmp")).unwrap().next().is_none());
+    }
 }
 
 /// A plan with profiles, and the path to a `perf` that does what a script says.
@@ -534,6 +581,39 @@ fn a_lab_that_is_killed_leaves_nothing_behind_and_loses_no_cell() {
 }
 
 #[test]
+fn fios_jobs_end_with_the_lab_also_those_that_are_processes_and_those_of_a_fio_that_hangs() {
+    const TEST: &str = "fios_jobs_end_with_the_lab_also_those_that_are_processes_and_those_of_a_fio_that_hangs";
+    // What hears nothing, with a job in a session of its own.
+    let hangs = "#!/bin/sh\n[ $# -gt 1 ] || exec echo fio-3.33\ntrap '' TERM\nexec >/dev/null\nsetsid tail -f \"$3\" &\nexec tail -f \"$3\"\n";
+    for script in [None, Some(hangs)] {
+        if script.is_none() && !has_or_skips("fio", TEST) {
+            continue;
+        }
+        for signal in [rustix::process::Signal::INT, rustix::process::Signal::KILL] {
+            let lab = Lab::new(
+                "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '16M'\n\
+                 [[subject]]\nname = 'host'\nstack = 'host'\n[[load]]\nprocesses = true\nruntime = '10m'\n",
+            );
+            let programs = lab.scratch.path("bin");
+            fs::create_dir(&programs).unwrap();
+            if let Some(script) = script {
+                fs::write(programs.join("fio"), script).unwrap();
+                fs::set_permissions(programs.join("fio"), fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+            let mut child = Reaped(lab.bench(&[]).env("PATH", path).spawn().unwrap());
+            let mine = lab.results().join("raw").display().to_string();
+            let fios = || command_lines().iter().filter(|line| line.contains(&mine)).count();
+            await_that("fio and its job", || fios() >= 2);
+            rustix::process::kill_process(rustix::process::Pid::from_child(&child.0), signal).unwrap();
+            child.0.wait().unwrap();
+            await_that("fio and its job to end", || fios() == 0);
+            lab.await_nothing_left();
+        }
+    }
+}
+
+#[test]
 fn an_interrupt_keeps_what_is_finished_and_says_how_to_go_on() {
     let (lab, said) = await_some("an interrupt to come before the end", || {
         let lab = slow("null");
@@ -584,6 +664,17 @@ fn what_is_wrong_is_said_in_one_line_before_anything_starts() {
     assert!(with(&device, &[]).ends_with("the plan writes to /dev/null: --write-device lets it"));
     let error = with(&device, &["--write-device"]);
     assert!(error.contains("/dev/null is no block device"), "{error}");
+    // A job file's own file or device would be written to, and none of the plan's checks look at it.
+    let lab =
+        Lab::new("[disk]\ntype = 'file'\n[[subject]]\nname = 'h'\nstack = 'host'\n[[load]]\njobfile = 'mine.fio'\n");
+    let victim = lab.scratch.image("victim", 1 << 20);
+    let job = format!("[global]\nfilename={}\n[mine]\nrw=write\nsize=64k\n", victim.display());
+    fs::write(lab.plan.with_file_name("mine.fio"), job).unwrap();
+    for more in [&["--dry-run"][..], &[]] {
+        let error = complaint(lab.bench(more));
+        assert!(error.contains("mine.fio has filename, by which fio uses something else"), "{error}");
+    }
+    assert!(fs::read(&victim).unwrap().iter().all(|byte| *byte == 0));
 }
 
 #[test]

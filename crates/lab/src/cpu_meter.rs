@@ -380,7 +380,7 @@ fn relatives_of(stat: &str) -> Option<[u32; 2]> {
 }
 
 /// A process, the others of its group, and their descendants, which may have left it.
-fn family_of(first: u32) -> BTreeSet<u32> {
+pub(crate) fn family_of(first: u32) -> BTreeSet<u32> {
     let relatives = |pid: u32| Some((pid, relatives_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?));
     let all: Vec<_> = numbers_in("/proc").filter_map(relatives).collect();
     let mut family = BTreeSet::from([first]);

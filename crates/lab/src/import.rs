@@ -9,6 +9,7 @@ use std::time::UNIX_EPOCH;
 
 use crate::plan::Plan;
 use crate::results::{Cell, CellId, FORMAT, Host, Outcome, Run, Warning};
+use crate::runner::brief;
 use crate::stack::fio;
 
 /// What the warning of an imported run is about.
@@ -52,9 +53,11 @@ pub fn import(files: &[String]) -> Result<Run, String> {
     }
     let (first, last) = (cells.iter().map(|cell| cell.started).min(), cells.iter().map(|cell| cell.started).max());
     let most = repetitions.values().copied().max().unwrap_or(1);
+    let plan = plan(&subjects, &cells, most)?;
+    let warnings = std::iter::once(unknown()).chain(brief(&plan, &cells)).collect();
     Ok(Run {
         format: FORMAT,
-        plan: plan(&subjects, &cells, most)?,
+        plan,
         scale: 1.0,
         seed: 0,
         only: None,
@@ -62,7 +65,7 @@ pub fn import(files: &[String]) -> Result<Run, String> {
         job_files: BTreeMap::new(),
         started: first.unwrap_or(0),
         ended: Some(last.unwrap_or(0)),
-        host: Host { warnings: vec![unknown()], ..Host::default() },
+        host: Host { warnings, ..Host::default() },
         cells,
         incidents: Vec::new(),
     })
@@ -138,6 +141,10 @@ mod tests {
         let Outcome::Measured(measurement) = &run.cells[1].outcome else { panic!("{:?}", run.cells[1]) };
         assert_eq!((measurement.requests(), measurement.latency(|latency| latency.p50)), (20, Some(6.0)));
         assert_eq!((run.plan.subjects.len(), run.plan.loads.len(), run.plan.repetitions), (2, 1, 2));
+        assert_eq!(run.host.warnings.len(), 1);
+        let short = file("short.json", &output("a", 4096).replace("\"runtime\": 1000", "\"runtime\": 1"));
+        let warned = import(&[short]).unwrap().host.warnings.remove(1).text;
+        assert!(warned.starts_with("1 cells were over within 50 ms, such as 'short' under a after 1 ms: "), "{warned}");
     }
 
     #[test]

@@ -5,8 +5,11 @@
 //! | what | when |
 //! |---|---|
 //! | [`Process`], [`Scratch`] and [`Setting`] end with their owners | the lab ends normally |
-//! | the kernel kills a process whose parent dies (`PR_SET_PDEATHSIG`) | the lab is killed |
-//! | a [`ProcessReaper`], a shell that waits on a pipe from the lab, kills process groups, removes directories and puts settings back | the same |
+//! | the kernel ends a process whose parent dies (`PR_SET_PDEATHSIG`) | the lab is killed |
+//! | a [`ProcessReaper`], a shell that waits on a pipe from the lab, ends process groups, removes directories and puts settings back | the same |
+//!
+//! All of them send SIGTERM first: fio's jobs, where they are processes, are in sessions of their own, and fio ends them. Only
+//! what has not ended after [`GRACE`] is killed, with its children.
 //!
 //! After a reboot the next [`Scratch::new`] in the same directory finds left-over directories whose lock is free, and
 //! removes them.
@@ -24,6 +27,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
+use crate::cpu_meter::family_of;
+
 /// How long a process may take to end before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long another process may keep the output streams of an ended one open.
@@ -31,7 +36,37 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How many of a process's last lines are kept.
 const LINES: usize = 200;
 
-/// The reaper's script. A line names a process group (`group 12`), one that has ended (`ended 12`), a setting that was
+/// Of shells: ends the process groups in a list, as [`ProcessReaper::stop`] does.
+pub(crate) const END_GROUPS: &str = r#"
+end_groups() {
+    for group in $1; do
+        kill -s TERM -- "-$group" && kill -s CONT -- "-$group"
+    done
+    patience=50
+    for group in $1; do
+        while kill -s 0 -- "-$group" && [ "$patience" -gt 0 ]; do
+            sleep 0.1
+            patience=$((patience - 1))
+        done
+        ! kill -s 0 -- "-$group" || kill -s KILL $(family_of "$group")
+    done
+} 2>/dev/null
+# The processes of a group, and their children, which may have left it.
+family_of() {
+    family=' '
+    for generation in 1 2; do
+        for stat in /proc/[0-9]*/stat; do
+            read -r line <"$stat" || continue
+            # Behind the name: the state, the parent and the group.
+            set -- "$1" ${line##*) }
+            case "$4:$family" in "$1:"* | *" $3 "*) family="$family${line%% *} " ;; esac
+        done
+    done
+    echo "$family"
+} 2>/dev/null
+"#;
+
+/// The reaper's script, behind [`END_GROUPS`]. A line names a process group (`group 12`), one that has ended (`ended 12`), a setting that was
 /// changed, with what it was (`setting FILE=VALUE`), one that is so again (`settled FILE=VALUE`), a directory, or a
 /// command to run (`undo rbd rm x`), the last one first, again and again for as long as Ceph takes a dead client for alive;
 /// end of file means that the lab has ended.
@@ -49,7 +84,7 @@ $undo" ;;
     "directory "*) set -- "$@" "${line#directory }" ;;
     esac
 done
-for group in $groups; do kill -9 -- "-$group" 2>/dev/null; done
+end_groups "$groups"
 for one in $settings; do echo "${one#*=}" >"${one%%=*}"; done
 undo_one() {
     for try in 0 1 2 3 4 5 6 7 8 9; do
@@ -80,7 +115,7 @@ impl ProcessReaper {
     /// There is no shell.
     pub fn new() -> io::Result<Arc<Self>> {
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", REAPER, "egret-bench-reaper"]);
+        command.args(["-c", &[END_GROUPS, REAPER].concat(), "egret-bench-reaper"]);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         let mut shell = command.spawn()?;
         let lines = Mutex::new(shell.stdin.take());
@@ -118,7 +153,7 @@ impl ProcessReaper {
         // SAFETY: between fork and exec only system calls are made, and nothing is allocated.
         unsafe {
             command.pre_exec(move || {
-                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
                 // It may have happened already.
                 if rustix::process::getppid() == Some(lab) { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
             });
@@ -141,12 +176,19 @@ impl ProcessReaper {
         self.send(&format!("undo {}", words.join(" ")));
     }
 
-    /// Kills all that runs, and starts nothing more: for an interrupt, from any thread.
+    /// Ends all that runs, and starts nothing more: for an interrupt, from any thread. It waits for that, so that a load
+    /// whose server does not end is none that goes on.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         for pid in held(&self.running).iter() {
-            kill_group(*pid);
+            signal_group(*pid, Signal::TERM);
+            signal_group(*pid, Signal::CONT);
         }
+        let begin = Instant::now();
+        while !held(&self.running).is_empty() && begin.elapsed() < GRACE {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        held(&self.running).iter().for_each(|pid| kill_family(*pid));
     }
 
     /// Whether [`stop`](Self::stop) was called.
@@ -172,10 +214,17 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn kill_group(pid: u32) {
+fn signal_group(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid as i32) {
         // It may be gone.
-        let _ = kill_process_group(pid, Signal::KILL);
+        let _ = kill_process_group(pid, signal);
+    }
+}
+
+/// Kills a process that does not end, and what it has started, which may have left its group.
+fn kill_family(pid: u32) {
+    for pid in family_of(pid).into_iter().filter_map(|pid| Pid::from_raw(pid as i32)) {
+        let _ = kill_process(pid, Signal::KILL);
     }
 }
 
@@ -221,7 +270,7 @@ impl Process {
         self.ended
     }
 
-    /// Waits until it ends by itself, at most so long.
+    /// Waits until it ends, at most so long.
     pub fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
         let begin = Instant::now();
         loop {
@@ -246,10 +295,12 @@ impl Process {
             let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
             // A stopped process handles SIGTERM only when it continues.
             let _ = kill_process(Pid::from_child(&self.child), Signal::CONT);
-            self.wait(GRACE);
+            if self.wait(GRACE).is_none() {
+                kill_family(self.pid());
+            }
         }
         // Its children in the same group end with it.
-        kill_group(self.pid());
+        signal_group(self.pid(), Signal::KILL);
         if self.ended.is_none() {
             self.ended = self.child.wait().ok();
         }

@@ -119,8 +119,8 @@ fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
         ended(resume(asked, directory)?);
         return Ok(());
     }
-    if !(asked.scale > 0.0 && asked.scale.is_finite()) {
-        bail!("--scale must be above 0, got {}", asked.scale);
+    if !(asked.scale > 0.0 && asked.scale <= 1000.0) {
+        bail!("--scale must be above 0 and at most 1000, got {}", asked.scale);
     }
     let names = if asked.plans.is_empty() { vec![BUILT_IN[0].0.to_owned()] } else { asked.plans.clone() };
     if names.len() > 1 && asked.output.is_some() {
@@ -262,7 +262,8 @@ fn stop_on_signals(reaper: &Arc<ProcessReaper>) -> Result<()> {
     static SEEN: AtomicBool = AtomicBool::new(false);
     let reaper = Arc::downgrade(reaper);
     let handled = ctrlc::set_handler(move || match reaper.upgrade().filter(|_| !SEEN.swap(true, Ordering::AcqRel)) {
-        Some(reaper) => reaper.stop(),
+        // What does not end at once is not to keep the second one waiting.
+        Some(reaper) => drop(std::thread::spawn(move || reaper.stop())),
         None => std::process::exit(130),
     });
     match handled {
@@ -303,8 +304,15 @@ fn dry_run(plan: &Plan, asked: &Bench) -> String {
     }
     let length = minutes(runner::duration(plan, &steps));
     let most = plan.most_repetitions();
+    let job_files = plan.loads.iter().any(|load| load.keys.jobfile.is_some());
+    let job_files = if job_files { ", and as long as the job files say" } else { "" };
     let more = if most > plan.repetitions { format!("; up to {most} where they decide") } else { String::new() };
-    text + &format!("{}: {} cells in {} repetitions, {length}{more}\n", plan.name, steps.len(), plan.repetitions)
+    text + &format!(
+        "{}: {} cells in {} repetitions, {length}{job_files}{more}\n",
+        plan.name,
+        steps.len(),
+        plan.repetitions
+    )
 }
 
 fn minutes(length: Duration) -> String {

@@ -63,8 +63,9 @@ pub fn writes(plan: &Plan) -> bool {
     plan.loads.iter().any(Load::writes)
 }
 
-fn size(plan: &DiskPlan) -> u64 {
-    plan.size.map_or(SIZE, |size| size.0).next_multiple_of(1 << 20)
+/// How large a plan's disks are, where the lab makes them.
+pub(crate) fn size(plan: &DiskPlan) -> u64 {
+    plan.size.map_or(SIZE, |size| size.0).checked_next_multiple_of(1 << 20).unwrap_or(u64::MAX)
 }
 
 /// Checks that a plan writes to no device.
@@ -137,7 +138,7 @@ fn remote(plan: &Plan) -> Vec<Disk> {
 }
 
 fn check_space(plan: &Plan, place: &Path) -> Result<(), String> {
-    let needed = size(&plan.disk) * count(plan) as u64 + RESERVE;
+    let needed = size(&plan.disk).saturating_mul(count(plan) as u64).saturating_add(RESERVE);
     let there = statvfs(place).map_err(|error| format!("{}: {error}", place.display()))?;
     let free = there.f_bavail * there.f_frsize;
     if free < needed {
@@ -319,6 +320,23 @@ impl Disks {
         if *backend == Backend::Local { Ok(&self.disks) } else { self.elsewhere.of(backend) }
     }
 
+    /// That the files that the lab has made are as long as they were, as a job file may make them longer; makes them so.
+    ///
+    /// # Errors
+    /// One was not, and how long it was.
+    pub fn restore(&self, plan: &DiskPlan) -> io::Result<()> {
+        let made = size(plan);
+        for path in self.disks.iter().filter_map(|disk| if let Disk::File(path) = disk { Some(path) } else { None }) {
+            let file = File::options().write(true).open(path)?;
+            let now = file.metadata()?.len();
+            if now != made {
+                file.set_len(made)?;
+                return Err(io::Error::other(format!("the disk had {made} bytes before, and {now} afterwards")));
+            }
+        }
+        Ok(())
+    }
+
     fn loops(&mut self, plan: &Plan, directory: &Path, size: u64, reaper: &ProcessReaper) -> io::Result<()> {
         let tried = if loop_device::may_be_had() {
             self.files(Path::new(MEMORY), count(plan), size, reaper)
@@ -396,6 +414,12 @@ mod tests {
         // A device that has what is in it twice but once has a thousandth of it otherwise.
         let blocks: BTreeSet<&[u8]> = bytes.chunks(512).collect();
         assert_eq!(blocks.len(), bytes.len() / 512);
+        let made = plan("type = 'file'\nsize = '2M'").disk;
+        assert!(disks.restore(&made).is_ok());
+        File::options().write(true).open(&paths[1]).unwrap().set_len(3 << 20).unwrap();
+        let error = disks.restore(&made).unwrap_err().to_string();
+        assert_eq!(error, "the disk had 2097152 bytes before, and 3145728 afterwards");
+        assert!(disks.restore(&made).is_ok() && fs::metadata(&paths[1]).unwrap().len() == 2 << 20);
         drop(disks);
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     }

@@ -77,7 +77,7 @@ pub struct LoadKeys {
     /// What is.
     #[serde(default = "five_seconds")]
     pub runtime: Seconds,
-    /// fio's own job file, on the stacks that take fio. All keys above but `name` are then the job file's.
+    /// fio's own job file, on the stacks that take fio. All keys above but `name` and `subjects` are then the job file's.
     #[serde(default)]
     pub jobfile: Option<PathBuf>,
     /// An application in a guest instead of fio, on a file system on the disk: `rsync` of small files of `size` together, or
@@ -300,10 +300,11 @@ impl Load {
         self.keys.subjects.is_empty() || self.keys.subjects.iter().any(|name| name == subject)
     }
 
-    /// That its job file is there, if it has one, and says which of its jobs run side by side.
+    /// That its job file is there, if it has one, uses no other disk than it is run on, and says which of its jobs run side by
+    /// side.
     ///
     /// # Errors
-    /// It is not there, or does not say it, in one line.
+    /// It is not there, or is not so, in one line.
     pub fn check_job_file(&self) -> Result<(), String> {
         let Some(path) = &self.keys.jobfile else { return Ok(()) };
         let complain = |what: String| Err(format!("load '{}': {what}", self.name));
@@ -312,12 +313,27 @@ impl Load {
         }
         // Whoever runs it says what else is wrong with it.
         let text = std::fs::read_to_string(path).unwrap_or_default();
+        let path = path.display();
+        if let Some(key) = crate::stack::fio::goes_elsewhere(&text) {
+            return complain(format!(
+                "{path} has {key}, by which fio uses something else than the disk that it is run on, the plan's: leave it out"
+            ));
+        }
         crate::stack::fio::hides_its_order(&text).map_or(Ok(()), |key| {
             complain(format!(
-                "{} has {key}, and fio does not say which of its jobs ran side by side: jobs that take turns have stonewall",
-                path.display()
+                "{path} has {key}, and fio does not say which of its jobs ran side by side: jobs that take turns have stonewall"
             ))
         })
+    }
+
+    /// Beside a job file: a key that has no effect, as all is the file's but the name and the subjects.
+    pub fn has_no_effect(&self) -> Option<String> {
+        let table = |keys: &LoadKeys| toml::Table::try_from(keys).unwrap_or_default();
+        let usual = table(&toml::from_str("").ok()?);
+        let is_said = |key: &str, value: &toml::Value| usual.get(key) != Some(value);
+        let mut keys = table(&self.keys).into_iter();
+        keys.find(|(key, value)| !matches!(key.as_str(), "name" | "subjects" | "jobfile") && is_said(key, value))
+            .map(|(key, _)| key)
     }
 
     /// Whether it writes, or may.

@@ -6,13 +6,23 @@ use std::path::Path;
 use egret_loadgen::load::Rw;
 use egret_vocabulary::nearest::nearest;
 
-use super::{Bytes, DeviceModel, DiskKind, Load, Pages, Plan, Seconds, Server, Stack, Subject};
+use super::{Backend, Bytes, DeviceModel, DiskKind, Load, Pages, Plan, Seconds, Server, Stack, Subject};
 use crate::analysis::chart::anchor;
+use crate::disks;
+use crate::stack::fio;
 
 /// What is wrong with a plan: `FILE:LINE: what`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PlanError(String);
+
+/// More cells nobody waits for, and they are listed before the first is measured.
+const MOST_CELLS: u64 = 1_000_000;
+/// Of a job on a disk: more than any makes, and all that was due is looked at.
+const MOST_IOPS: f64 = 1e7;
+/// Of a peak.
+const MOST_PERCENT: f64 = 1000.0;
+const MOST_THREADS: u32 = 1024;
 
 macro_rules! built_in {
     ($($name:literal),*) => {
@@ -153,6 +163,16 @@ impl Plan {
         if self.disk.kind != DiskKind::Device && self.disk.paths().len() > 1 {
             return Err("only a disk of type 'device' has several paths: files are made in one directory".into());
         }
+        let cells = self.loads.iter().map(|load| {
+            let subjects = self.subjects.iter().filter(|one| load.is_put_on(&one.name)).count() as u64;
+            (subjects + 1) * (1 + load.keys.curve.map_or(0, |curve| u64::from(curve.points)))
+        });
+        let cells = cells.fold(0, u64::saturating_add).saturating_mul(self.most_repetitions().into());
+        if cells > MOST_CELLS {
+            return Err(format!(
+                "repetitions, loads, subjects and points make {cells} cells, and at most {MOST_CELLS} are measured"
+            ));
+        }
         self.check_hosts()
     }
 
@@ -172,6 +192,8 @@ impl Plan {
         if load.keys.verify {
             self.check_verifies(load)?;
         }
+        self.check_engines(load)?;
+        self.check_size(load)?;
         let key = match (load.keys.across_disks, load.keys.processes) {
             (true, _) => "across_disks",
             (false, true) => "processes",
@@ -184,6 +206,36 @@ impl Plan {
                 load.name, subject.name
             )),
         }
+    }
+
+    /// That a load uses no more of a disk that the lab makes than there is: fio makes a file longer.
+    fn check_size(&self, load: &Load) -> Result<(), String> {
+        let disk = Bytes(disks::size(&self.disk));
+        let is_on_it = |one: &Subject| one.stack != Stack::Ssh && !matches!(one.backend, Backend::Server(_));
+        let is_made = self.disk.kind != DiskKind::Device
+            && self.subjects.iter().any(|one| load.is_put_on(&one.name) && is_on_it(one));
+        match load.keys.size.filter(|size| is_made && *size > disk) {
+            Some(size) => Err(format!("load '{}': size = {size}, and the plan's disk has {disk}", load.name)),
+            None => Ok(()),
+        }
+    }
+
+    /// That a job file leaves the engine to a subject that says which.
+    fn check_engines(&self, load: &Load) -> Result<(), String> {
+        let Some(path) = &load.keys.jobfile else { return Ok(()) };
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        for subject in self.subjects.iter().filter(|one| one.stack == Stack::Host && load.is_put_on(&one.name)) {
+            let Some(aio) = subject.blockdev.get("aio").and_then(|aio| aio.as_str()) else { continue };
+            if let Some(engine) = fio::other_engine(&text, fio::engine(Some(aio))) {
+                return Err(format!(
+                    "load '{}': aio = \"{aio}\" of '{}' has no effect: {} has ioengine={engine}; leave out one of them",
+                    load.name,
+                    subject.name,
+                    path.display()
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// That a load that verifies finds on its disks what it has written itself, or else a disk is wrong.
@@ -230,9 +282,14 @@ impl Plan {
         // The smallest database and its log need room.
         let has_application = self.loads.iter().any(|load| load.keys.application.is_some());
         let least = if has_application { 256 << 20 } else { 16 << 20 };
-        self.disk.size = self.disk.size.map(|bytes| size(bytes, least));
+        if self.disk.kind != DiskKind::Device {
+            // One that the plan does not name, too, or loads would outgrow it.
+            self.disk.size = Some(size(self.disk.size.unwrap_or(Bytes(disks::SIZE)), least))
+                .filter(|_| scale != 1.0)
+                .or(self.disk.size);
+        }
         self.loads.change(|loads| {
-            for keys in loads {
+            for keys in loads.iter_mut().filter(|keys| keys.jobfile.is_none()) {
                 let longest = keys.bs.all().iter().map(|bs| bs.0).max().unwrap_or(0);
                 keys.size = keys.size.map(|bytes| size(bytes, (1 << 20).max(longest)));
                 (keys.runtime, keys.ramp_time) = (time(keys.runtime), time(keys.ramp_time));
@@ -252,7 +309,7 @@ impl Plan {
             return Err(PlanError(format!("{} has no profile '{name}': it has {known}", self.name)));
         };
         self.loads.change(|loads| {
-            for keys in loads {
+            for keys in loads.iter_mut().filter(|keys| keys.jobfile.is_none()) {
                 (keys.ramp_time, keys.runtime) = (profile.ramp_time, profile.runtime);
             }
         });
@@ -366,6 +423,9 @@ fn known(who: &str, name: &str, names: &BTreeSet<&str>) -> Result<(), String> {
 
 fn check_subject(subject: &Subject) -> Result<(), String> {
     let complain = |what: &str| Err(format!("subject '{}': {what}", subject.name));
+    if subject.iothreads > MOST_THREADS {
+        return complain(&format!("iothreads must be at most {MOST_THREADS}, got {}", subject.iothreads));
+    }
     match (subject.stack, &subject.command) {
         (Stack::VhostUserBlk, None) => complain("the stack vhost-user-blk needs a command, with {socket} in it"),
         (Stack::VhostUserBlk, Some(command)) if !command.contains("{socket}") => {
@@ -437,8 +497,16 @@ fn has_no_effect(subject: &Subject) -> Option<String> {
 
 fn check_load(load: &Load) -> Result<(), String> {
     let complain = |what: String| Err(format!("load '{}': {what}", load.name));
-    if load.keys.jobfile.is_some() || load.keys.application.is_some() {
-        return load.check_job_file();
+    if load.keys.jobfile.is_some() {
+        return match load.has_no_effect() {
+            Some(key) => {
+                complain(format!("{key} has no effect beside a jobfile, which says all but name and subjects"))
+            }
+            None => load.check_job_file(),
+        };
+    }
+    if load.keys.application.is_some() {
+        return Ok(());
     }
     if let Err(error) = load.rw.parse::<Rw>() {
         return complain(error.to_string());
@@ -452,15 +520,19 @@ fn check_load(load: &Load) -> Result<(), String> {
     if load.rwmixread > 100 {
         return complain(format!("rwmixread must be 0..=100, got {}", load.rwmixread));
     }
-    if load.keys.rate_iops.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
-        return complain("rate_iops must be above 0".into());
+    if load.keys.rate_iops.is_some_and(|rate| !(rate > 0.0 && rate <= MOST_IOPS)) {
+        return complain(format!("rate_iops must be above 0, and at most {MOST_IOPS}"));
     }
     if load.keys.runtime.0 <= 0.0 {
         return complain("runtime must be above 0".into());
     }
     match load.keys.curve {
-        Some(curve) if !(curve.from > 0.0 && curve.from <= curve.to && curve.points > 0) => {
-            complain("a curve goes from a share above 0 to one that is not below it, in at least one point".into())
+        Some(curve)
+            if !(curve.from > 0.0 && curve.from <= curve.to && curve.to <= MOST_PERCENT && curve.points > 0) =>
+        {
+            complain(format!(
+                "a curve goes from a share above 0 to one that is not below it and at most {MOST_PERCENT} %, in at least one point"
+            ))
         }
         Some(_) if load.keys.rate_iops.is_some() => {
             complain("a curve finds its rates by itself: leave rate_iops out".into())
@@ -538,6 +610,19 @@ mod tests {
             load("iodepth = [1, 1]"),
             "x.toml: two loads are called 'randread 4k QD1'; give one of them another name"
         );
+        for (text, said) in [
+            ("runtime = 1e300", "x.toml:10: a time such as 5, 5s, 500ms or 2m, of at most 1000h, not '1"),
+            ("rate_iops = 1e300", "rate_iops must be above 0, and at most 10000000"),
+            ("curve = { from = 1, to = 1e300, points = 2 }", "at most 1000 %, in at least one point"),
+            ("curve = { from = 1, to = 99, points = 4000000000 }", "make 40000000010 cells, and at most 1000000 are"),
+        ] {
+            let error = load(text);
+            assert!(error.contains(said) && error.lines().count() == 1, "{error}");
+        }
+        let many = complaint(&PLAN.replace("title", "repetitions = 4000000000\ntitle"));
+        assert!(many.ends_with("make 8000000000 cells, and at most 1000000 are measured"), "{many}");
+        let many = complaint(&PLAN.replace("'egret'", "'egret'\niothreads = 4000000000"));
+        assert!(many.ends_with("iothreads must be at most 1024, got 4000000000"), "{many}");
         assert_eq!(load("runtime = 0"), "x.toml: load 'randread 4k QD1': runtime must be above 0");
         assert_eq!(
             complaint(&PLAN.replace("title", "baseline = 'S'\ntitle")),
@@ -654,12 +739,31 @@ mod tests {
         assert!(load("jobfile = 'x.fio'").ends_with("there is no job file /nowhere/x.fio"));
         let folder = tempfile::tempdir().unwrap();
         let text = format!("{}jobfile = 'x.fio'\n", PLAN.replace("egret", "host").replace("null", "file"));
-        for (job, is_taken) in [("[a]\n[b]\nstonewall\n", true), ("[a]\n[b]\nwait_for=a\n", false)] {
+        let read = |job: &str| {
             std::fs::write(folder.path().join("x.fio"), job).unwrap();
-            let read = Plan::read("x", &text, folder.path()).map(drop).map_err(|error| error.to_string());
-            assert_eq!(read.is_ok(), is_taken, "{read:?}");
-            assert!(is_taken || read.is_err_and(|error| error.contains("x.fio has wait_for, and fio does not say")));
+            Plan::read("x", &text, folder.path()).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("[a]\n[b]\nstonewall\n"), Ok(()));
+        let error = read("[a]\n[b]\nwait_for=a\n").unwrap_err();
+        assert!(error.contains("x.fio has wait_for, and fio does not say"), "{error}");
+        let error = read("[a]\nfilename=/dev/sda\n").unwrap_err();
+        assert!(error.contains("x.fio has filename, by which fio uses something else than the disk"), "{error}");
+        std::fs::write(folder.path().join("x.fio"), "[a]\nioengine=psync\n").unwrap();
+        let read = |text: &str| Plan::read("x", text, folder.path()).map(drop).map_err(|error| error.to_string());
+        for (key, value) in [("iodepth", "32"), ("disks", "3"), ("runtime", "'9s'"), ("application", "'rsync'")] {
+            let error = read(&format!("{text}{key} = {value}\n")).unwrap_err();
+            assert!(
+                error.ends_with(&format!("{key} has no effect beside a jobfile, which says all but name and subjects")),
+                "{error}"
+            );
         }
+        let error = read(&text.replace("'host'", "'host'\nblockdev.aio = 'native'")).unwrap_err();
+        assert!(
+            error.contains("aio = \"native\" of 's' has no effect: ") && error.contains("has ioengine=psync"),
+            "{error}"
+        );
+        std::fs::write(folder.path().join("x.fio"), "[a]\nioengine=libaio\n").unwrap();
+        assert_eq!(read(&text.replace("'host'", "'host'\nblockdev.aio = 'native'")), Ok(()));
         assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
     }
 
@@ -751,6 +855,24 @@ mod tests {
     }
 
     #[test]
+    fn no_load_uses_more_of_a_disk_than_the_lab_makes() {
+        let read = |stack: &str, disk: &str, size: &str| {
+            let text = PLAN.replace("'egret'", stack).replace("'null'", disk);
+            Plan::read("x", &format!("{text}size = '{size}'\n"), Path::new(".")).map(drop)
+        };
+        for disk in ["'file'\nsize = '16M'", "'loop'\nsize = '16M'", "'null'\nsize = '16M'"] {
+            let error = read("'egret'", disk, "64M").unwrap_err().to_string();
+            assert_eq!(error, "x: load 'randread 4k QD1': size = 64M, and the plan's disk has 16M");
+            assert_eq!(read("'egret'", disk, "16M"), Ok(()));
+        }
+        assert!(read("'egret'", "'file'", "257M").is_err() && read("'egret'", "'file'", "256M").is_ok());
+        // Of what is there already nobody knows it before.
+        assert_eq!(read("'egret'", "'device'\npath = '/dev/x'", "1T"), Ok(()));
+        assert_eq!(read("'ssh'\nclient = 'ssh:h'\ndisk = '/dev/x'", "'null'", "1T"), Ok(()));
+        assert_eq!(read("'egret'\nbackend = 'nbd://h'", "'file'", "1T"), Ok(()));
+    }
+
+    #[test]
     fn hosts_have_every_subject_each() {
         let plan = PLAN.replace("title", "hosts = ['a', 'b,8765']\nbaseline = 's'\ntitle").replace("'egret'", "'host'");
         let remote = plan.replace("'null'", "'file'\npath = '/var/tmp'");
@@ -818,6 +940,8 @@ mod tests {
     fn a_plan_shrinks_evenly() {
         let plan = Plan::read("p", &PLAN.replace("'null'", "'file'\nsize = '1G'"), Path::new(".")).unwrap().scaled(0.5);
         assert_eq!(plan.disk.size, Some(Bytes(512 << 20)));
+        let unnamed = |scale| Plan::read("p", PLAN, Path::new(".")).unwrap().scaled(scale).disk.size;
+        assert_eq!((unnamed(1.0), unnamed(2.0)), (None, Some(Bytes(512 << 20))));
         let apps = Plan::named("apps").unwrap().scaled(0.001);
         assert_eq!(apps.disk.size, Some(Bytes(256 << 20)));
         assert_eq!((plan.loads[0].keys.runtime, plan.loads[0].keys.ramp_time), (Seconds(2.5), Seconds(0.5)));

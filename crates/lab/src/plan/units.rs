@@ -23,6 +23,8 @@ impl Seconds {
     }
 }
 
+/// The longest time, in seconds: 1000 hours.
+const LONGEST: f64 = 3.6e6;
 const SIZES: [(&str, u64); 5] = [("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("k", 1 << 10), ("", 1)];
 const TIMES: [(&str, f64); 6] = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("", 1.0)];
 
@@ -46,8 +48,8 @@ impl FromStr for Seconds {
         let unit = &text[digits.len()..];
         let scale = TIMES.iter().find(|(name, _)| *name == unit).map(|(_, scale)| *scale);
         let seconds = digits.parse::<f64>().ok().zip(scale).map(|(count, scale)| count * scale);
-        let seconds = seconds.filter(|seconds| *seconds >= 0.0 && seconds.is_finite());
-        seconds.map(Self).ok_or_else(|| format!("a time such as 5, 5s, 500ms or 2m, not '{text}'"))
+        let seconds = seconds.filter(|seconds| (0.0..=LONGEST).contains(seconds));
+        seconds.map(Self).ok_or_else(|| format!("a time such as 5, 5s, 500ms or 2m, of at most 1000h, not '{text}'"))
     }
 }
 
@@ -177,7 +179,7 @@ mod tests {
         for (text, seconds) in [("5", 5.0), ("0.5s", 0.5), ("500ms", 0.5), ("2m", 120.0)] {
             assert_eq!(text.parse(), Ok(Seconds(seconds)), "{text}");
         }
-        for text in ["", "-1", "5 s", "inf"] {
+        for text in ["", "-1", "5 s", "inf", "NaN", "1e300", "1001h"] {
             assert!(text.parse::<Seconds>().is_err(), "{text}");
         }
     }

@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::order::{is_host, subject_called};
-use crate::plan::{Load, Plan};
+use crate::plan::{Load, Plan, Stack};
 use crate::results::{Bottleneck, Cell, CellId, DISTURBS, Measurement, Outcome, Warning};
 use crate::statistics::mean;
+
+/// What is over sooner is not told exactly enough by milliseconds, in seconds.
+const BRIEF: f64 = 0.05;
 
 /// A subject whose throughput is this share of fio's on the host, or as little above it, is device-bound.
 const DEVICE_BOUND: f64 = 0.97;
@@ -85,6 +88,27 @@ pub fn noise(cells: &[Cell], processors: usize) -> Option<Warning> {
             most * 100.0
         ),
     })
+}
+
+/// Warns of cells of fio's that are over so soon that whole milliseconds, in which fio tells how long it took, are off by more than a
+/// hundredth.
+pub fn brief(plan: &Plan, cells: &[Cell]) -> Option<Warning> {
+    let is_fios = |cell: &&Cell| {
+        let stack = subject_called(plan, &cell.id.subject).map(|subject| subject.stack);
+        matches!(stack, Some(Stack::Host | Stack::Guest | Stack::Ssh))
+    };
+    let briefs = cells.iter().filter(is_fios).filter_map(|cell| Some((cell, measured(cell)?.seconds)));
+    let briefs: Vec<(&Cell, f64)> = briefs.filter(|(_, seconds)| *seconds < BRIEF).collect();
+    let (cell, seconds) = briefs.iter().min_by(|one, other| one.1.total_cmp(&other.1))?;
+    let text = format!(
+        "{} cells were over within {:.0} ms, such as '{}' under {} after {:.0} ms: fio tells whole milliseconds, and rates are off by as much",
+        briefs.len(),
+        BRIEF * 1e3,
+        cell.id.subject,
+        cell.id.load,
+        seconds * 1e3
+    );
+    Some(Warning { about: "brief".into(), text })
 }
 
 /// Warns of a load that writes and under which all subjects together became slower, or faster, from repetition to

@@ -35,7 +35,7 @@ use crate::statistics::Looks;
 use egret_loadgen::machine::allow_many_descriptors;
 use egret_loadgen::random::mix;
 pub use journal::{JOURNAL, Journal, RESULT, read};
-pub use marks::{drift, mark_device_bound, noise};
+pub use marks::{brief, drift, mark_device_bound, noise};
 use order::is_host;
 pub(crate) use order::subject_called;
 pub use order::{AGAIN, Step, more_steps, steps};
@@ -117,13 +117,38 @@ pub fn check(plan: &Plan, options: &RunOptions) -> Result<(), String> {
     disks::check(plan, place)
 }
 
-/// How long a plan's cells take, one after the other.
+/// How long a plan's cells take, one after the other, without those of job files: only their authors know that.
 pub fn duration(plan: &Plan, steps: &[Step]) -> Duration {
-    steps.iter().map(|step| length(&plan.loads[step.load])).sum()
+    steps.iter().filter_map(|step| length(&plan.loads[step.load])).sum()
 }
 
-fn length(load: &Load) -> Duration {
-    load.span() + OVERHEAD
+fn length(load: &Load) -> Option<Duration> {
+    load.keys.jobfile.is_none().then(|| load.span() + OVERHEAD)
+}
+
+/// How long cells took, for what is left.
+#[derive(Default)]
+struct Pace {
+    /// Of cells whose length is known before.
+    spent: Duration,
+    planned: Duration,
+    /// Of job files: how long a cell took the last time, by the load's place in the plan.
+    job_files: HashMap<usize, Duration>,
+}
+
+impl Pace {
+    fn ended(&mut self, plan: &Plan, load: usize, took: Duration) {
+        match length(&plan.loads[load]) {
+            Some(planned) => (self.spent, self.planned) = (self.spent + took, self.planned + planned),
+            None => drop(self.job_files.insert(load, took)),
+        }
+    }
+
+    fn of(&self, plan: &Plan, left: &[Step]) -> Duration {
+        let pace = if self.planned.is_zero() { 1.0 } else { self.spent.as_secs_f64() / self.planned.as_secs_f64() };
+        let of_job_files: Duration = left.iter().filter_map(|step| self.job_files.get(&step.load)).sum();
+        duration(plan, left).mul_f64(pace) + of_job_files
+    }
 }
 
 fn now() -> u64 {
@@ -253,10 +278,10 @@ impl Runner {
             self.warn(Warning::KERNEL_LOG, text);
         }
         let (begin, stolen) = (Instant::now(), stolen_ns());
-        let mut planned = Duration::ZERO;
+        let mut pace = Pace::default();
         let looks = Looks::new(self.run.plan.repetitions, self.run.plan.most_repetitions());
         for look in looks.all() {
-            self.measure_all(begin, &mut planned, progress)?;
+            self.measure_all(&mut pace, progress)?;
             // One that was stopped with nothing left of these steps may still owe more of them.
             if self.owes() {
                 break;
@@ -278,7 +303,7 @@ impl Runner {
     }
 
     /// Measures what is left of the steps that are known.
-    fn measure_all(&mut self, begin: Instant, planned: &mut Duration, progress: &mut dyn Progress) -> io::Result<()> {
+    fn measure_all(&mut self, pace: &mut Pace, progress: &mut dyn Progress) -> io::Result<()> {
         let finished: HashSet<CellId> = self.run.cells.iter().map(|cell| cell.id.clone()).collect();
         let left: Vec<Step> = self.steps.iter().filter(|step| !finished.contains(&step.id)).cloned().collect();
         let total = self.steps.len();
@@ -287,7 +312,7 @@ impl Runner {
                 break;
             }
             progress.measuring(&step.id);
-            let (started, known) = (now(), self.run.host.commands.len());
+            let (started, begin, known) = (now(), Instant::now(), self.run.host.commands.len());
             let outcome = self.outcome(step);
             if self.context.reaper.has_stopped() {
                 break;
@@ -299,9 +324,8 @@ impl Runner {
             let cell = Cell { id: step.id.clone(), started, outcome };
             self.journal.cell(&cell)?;
             self.note_incidents(&step.id, progress)?;
-            *planned += length(&self.run.plan.loads[step.load]);
-            let pace = begin.elapsed().as_secs_f64() / planned.as_secs_f64();
-            let rest = duration(&self.run.plan, &left[number + 1..]).mul_f64(pace);
+            pace.ended(&self.run.plan, step.load, begin.elapsed());
+            let rest = pace.of(&self.run.plan, &left[number + 1..]);
             progress.ended(&cell, total - left.len() + number + 1, total, rest);
             self.run.cells.push(cell);
         }
@@ -316,6 +340,7 @@ impl Runner {
         let processors = run.host.cpu.processors();
         let mut warnings: Vec<Warning> = noise(&run.cells, processors).into_iter().collect();
         warnings.extend(drift(&run.plan, &run.cells));
+        warnings.extend(brief(&run.plan, &run.cells));
         let share = stolen as f64 / elapsed.as_nanos().max(1) as f64 / processors.max(1) as f64;
         if share > STOLEN {
             let text = format!("a hypervisor took {:.1}% of the processors' time away", share * 100.0);
@@ -370,6 +395,9 @@ impl Runner {
         let control = perf.as_ref().and_then(|recording| Some(&recording.as_ref().ok()?.control));
         let io_submit = self.run.plan.io_submit;
         let measured = deployment.measure(&Task { load: &load, rate_iops, seed, control, io_submit, raw: &raw });
+        // Where the lab's own loads stay is known before.
+        let whole = if from_begin { self.disks.restore(&self.run.plan.disk).map_err(Unable::failed) } else { Ok(()) };
+        let measured = measured.and_then(|measured| whole.map(|()| measured));
         let profile = perf.map(|recording| recording.and_then(perf::Recording::profile));
         let (samples, symbols) = profile.unwrap_or_else(|| Ok(Default::default())).unwrap_or_else(|text| {
             self.warn("perf", text);
@@ -709,6 +737,22 @@ mod tests {
         let said = resumed.err().unwrap().to_string();
         assert_eq!(said, "load 'mine': there is no job file mine.fio");
         assert_eq!(files(), before);
+    }
+
+    #[test]
+    fn what_is_left_is_told_by_what_cells_took_and_a_job_files_by_what_it_took_before() {
+        let plan = Run::of(
+            "name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'host'\n\
+             [[load]]\nname = 'own'\nramp_time = 0\nruntime = '700ms'\n[[load]]\nname = 'mine'\njobfile = 'mine.fio'\n",
+        )
+        .plan;
+        let steps = steps(&plan, 0, None);
+        let (second, mut pace) = (Duration::from_secs(1), Pace::default());
+        assert_eq!((duration(&plan, &steps), pace.of(&plan, &steps)), (second * 10, second * 10));
+        pace.ended(&plan, 1, second * 60);
+        assert_eq!(pace.of(&plan, &steps), second * (10 + 10 * 60));
+        pace.ended(&plan, 0, second * 2);
+        assert_eq!(pace.of(&plan, &steps), second * (20 + 10 * 60));
     }
 
     #[test]

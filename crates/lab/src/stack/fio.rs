@@ -153,32 +153,54 @@ pub struct Group {
     pub cpu_ns: u64,
 }
 
-/// The groups in fio's output; lines before the JSON are passed over.
+/// The groups in fio's output; lines beside the JSON are passed over. With `--status-interval` there is an object for each
+/// interval, and one for the whole run at the end: the last whole one counts.
 ///
 /// # Errors
 /// It is no output of fio's, or a job in it has failed.
 pub fn groups(output: &str) -> Result<Vec<Group>, String> {
-    let begin = if output.starts_with('{') { Some(0) } else { output.find("\n{").map(|at| at + 1) };
-    let json = begin.map(|at| &output[at..]).ok_or("it has no JSON")?;
-    // Text after the object, such as a warning, is ignored.
-    let mut values = serde_json::Deserializer::from_str(json).into_iter::<Value>();
-    let value = values.next().transpose().map_err(|error| format!("not JSON: {error}"))?.unwrap_or_default();
+    let begins = output.match_indices('{').map(|(at, _)| at).filter(|at| *at == 0 || output[..*at].ends_with('\n'));
+    // Text after an object, such as a warning, is ignored.
+    let object = |at: usize| serde_json::Deserializer::from_str(&output[at..]).into_iter::<Value>().next();
+    let mut found = Err("it has no JSON".to_owned());
+    for at in begins.collect::<Vec<_>>().into_iter().rev() {
+        match object(at) {
+            Some(Ok(value)) => {
+                let is_run = ["jobs", "client_stats"].iter().any(|key| value[key].is_array());
+                found = Ok(value);
+                if is_run {
+                    break;
+                }
+            }
+            Some(Err(error)) => found = Err(format!("not JSON: {error}")),
+            None => {}
+        }
+    }
+    let value = found?;
+    let bytes = unit_of_bytes(value["fio version"].as_str().unwrap_or_default());
     let clients = value["client_stats"].as_array().map(|all| all.iter().filter(|one| one["jobname"] != "All clients"));
     let jobs: Vec<&Value> = match clients {
         Some(clients) => clients.collect(),
         None => value["jobs"].as_array().ok_or("it has no 'jobs', which fio's JSON has")?.iter().collect(),
     };
-    jobs.into_iter().map(group).collect()
+    jobs.into_iter().map(|job| group(job, bytes)).collect()
 }
 
-fn group(job: &Value) -> Result<Group, String> {
+/// What `io_bytes` counts: up to fio 2.20 it is KiB.
+fn unit_of_bytes(version: &str) -> u64 {
+    let mut numbers = version.trim_start_matches("fio-").split(['.', '-']).map_while(|number| number.parse().ok());
+    let version: Option<(u32, u32)> = numbers.next().zip(numbers.next());
+    if version.is_some_and(|version| version < (2, 21)) { 1024 } else { 1 }
+}
+
+fn group(job: &Value, bytes: u64) -> Result<Group, String> {
     let name = job["jobname"].as_str().unwrap_or("fio").to_owned();
     if let Some(error) = job["error"].as_i64().filter(|error| *error != 0) {
         let error = std::io::Error::from_raw_os_error(i32::try_from(error).unwrap_or(0));
         return Err(format!("job '{name}' failed: {error}"));
     }
     let runtime = |kind: &str| job[kind]["runtime"].as_f64().unwrap_or(0.0) / 1e3;
-    let [reads, writes, trims, both] = ["read", "write", "trim", "mixed"].map(|kind| operations(&job[kind]));
+    let [reads, writes, trims, both] = ["read", "write", "trim", "mixed"].map(|kind| operations(&job[kind], bytes));
     // With `unified_rw_reporting=mixed` fio tells of nothing else.
     let alone = both.clone().filter(|_| [&reads, &writes, &trims].iter().all(|kind| kind.is_none()));
     let kinds = if alone.is_some() { &["mixed"][..] } else { &["read", "write", "trim"] };
@@ -197,9 +219,13 @@ fn group(job: &Value) -> Result<Group, String> {
     })
 }
 
-fn operations(of: &Value) -> Option<Operations> {
+fn operations(of: &Value, unit: u64) -> Option<Operations> {
     let requests = of["total_ios"].as_u64().filter(|requests| *requests > 0)?;
-    Some(Operations { requests, bytes: of["io_bytes"].as_u64().unwrap_or(0), latency: latency(of) })
+    Some(Operations {
+        requests,
+        bytes: of["io_bytes"].as_u64().unwrap_or(0).saturating_mul(unit),
+        latency: latency(of),
+    })
 }
 
 /// Total latencies (`lat`) if fio was asked for their percentiles, or else completion latencies (`clat`).
@@ -248,14 +274,28 @@ fn joined(one: Operations, other: Operations) -> Operations {
     Operations { requests, bytes: one.bytes + other.bytes, latency }
 }
 
-/// Somebody's job file, on this disk unless a job names a file of its own.
-pub fn with_target(job_file: &str, target: &str) -> String {
-    format!("[global]\nfilename={}\n\n{job_file}", escaped(target))
+/// Somebody's job file, on this disk, and by this engine where it names none.
+pub fn with_target(job_file: &str, target: &str, engine: Option<&str>) -> String {
+    let engine = engine.map_or(String::new(), |engine| format!("ioengine={engine}\n"));
+    format!("[global]\nfilename={}\n{engine}\n{job_file}", escaped(target))
+}
+
+/// An engine that a job file names and that is another one than this.
+pub fn other_engine<'a>(job_file: &'a str, engine: &str) -> Option<&'a str> {
+    keys(job_file).filter(|(key, _)| *key == "ioengine").map(|(_, named)| named).find(|named| *named != engine)
 }
 
 /// A colon parts file names.
 pub(crate) fn escaped(path: &str) -> String {
     path.replace(':', "\\:")
+}
+
+/// What was wrong, of the lines of a fio that failed: the first that says it, as those behind it are of what it gave up then.
+pub fn complaint(log: &[String]) -> Option<&str> {
+    let says_it =
+        |line: &&String| (line.starts_with("fio:") && !line.ends_with(" dropped")) || line.starts_with("Bad option");
+    let last = || log.iter().rev().find(|line| !line.trim().is_empty());
+    log.iter().find(says_it).or_else(last).map(|line| line.trim().trim_start_matches("fio: "))
 }
 
 /// The keys of a job file and their values, as fio takes them, with blanks around the sign.
@@ -264,13 +304,25 @@ fn keys(job_file: &str) -> impl Iterator<Item = (&str, &str)> {
     lines.map(|line| line.split_once('=').map_or((line, ""), |(key, value)| (key.trim(), value.trim())))
 }
 
-/// Whether a job file may write: a job's `rw` or `readwrite` is not a read's, or what it does stands somewhere else.
+/// Whether a job file may write: a job's `rw` or `readwrite` is not a read's.
 pub fn may_write(job_file: &str) -> bool {
-    keys(job_file).any(|(key, value)| match key {
-        "rw" | "readwrite" => !matches!(value, "read" | "randread"),
-        "read_iolog" | "profile" => true,
-        _ => key.starts_with("include"),
-    })
+    keys(job_file).any(|(key, value)| matches!(key, "rw" | "readwrite") && !matches!(value, "read" | "randread"))
+}
+
+/// The key of a job file by which fio uses something else than the disk that it is run on: other files, which it adds to
+/// that one or leaves behind, what an engine has on other machines, or what is said where nobody looks.
+pub fn goes_elsewhere(job_file: &str) -> Option<&str> {
+    let goes_elsewhere = |key: &str, value: &str| match key {
+        "filename" | "filename_format" | "directory" | "opendir" => true,
+        "read_iolog" | "merge_blktrace_file" | "profile" => true,
+        // Of engines: nbd, rbd and rados, net and rdma, http, nfs, glusterfs, libhdfs, dfs, libblkio, e4defrag, exec.
+        "uri" | "pool" | "rbdname" | "hostname" | "http_host" | "nfs_url" | "volume" | "brick" | "namenode"
+        | "cont" | "libblkio_path" | "donorname" | "program" => true,
+        // `mmap:FILE`, which is removed at the end, too.
+        "mem" | "iomem" => value.contains(':'),
+        _ => key.starts_with("include") || (key.starts_with("write_") && key.ends_with("log")),
+    };
+    keys(job_file).find(|(key, value)| goes_elsewhere(key, value)).map(|(key, _)| key)
 }
 
 /// The key of a job file after which fio's output does not tell which jobs ran side by side and which in turn.
@@ -381,6 +433,26 @@ mod tests {
     }
 
     #[test]
+    fn of_several_intervals_the_last_whole_one_is_the_run() {
+        let first = OUTPUT.replace("\"total_ios\": 2", "\"total_ios\": 1");
+        let requests = |text: &str| measurement(&groups(text).unwrap()).unwrap().requests();
+        assert_eq!(requests(&format!("{first}\nfio: a warning\n{OUTPUT}\nand more")), 2);
+        assert_eq!(requests(&format!("{OUTPUT}\n{}", &first[..first.len() / 2])), 2);
+    }
+
+    #[test]
+    fn fio_up_to_2_20_counts_kib() {
+        let bytes =
+            |version: &str| measurement(&groups(&OUTPUT.replace("fio-3.33", version)).unwrap()).unwrap().bytes();
+        for version in ["fio-2.2.10", "fio-2.20", "fio-2.20-14-g1a2b", "fio-1.99.12"] {
+            assert_eq!(bytes(version), 8192 << 10, "{version}");
+        }
+        for version in ["fio-2.21", "fio-2.99", "fio-3.1", "fio-3.36-dirty", "mine"] {
+            assert_eq!(bytes(version), 8192, "{version}");
+        }
+    }
+
+    #[test]
     fn quantiles_of_reads_and_writes_are_those_of_both_or_absent() {
         let mixed = OUTPUT.replace(
             r#""write": { "io_bytes": 0, "runtime": 0, "total_ios": 0 }"#,
@@ -433,6 +505,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_wrong_is_fios_first_line_that_says_it() {
+        let of = |lines: &[&str]| {
+            complaint(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>()).map(str::to_owned)
+        };
+        let dropped = "fio: job a dropped";
+        for line in ["failed parsing rw=reed", "engine none not loadable"] {
+            let said = of(&["note: both iodepth", &format!("fio: {line}"), "fio: failed to load engine", dropped]);
+            assert_eq!(said.as_deref(), Some(line));
+        }
+        assert_eq!(of(&["Bad option <nosuch=1>", dropped]).as_deref(), Some("Bad option <nosuch=1>"));
+        assert_eq!(of(&["x is not empty there", " "]).as_deref(), Some("x is not empty there"));
+        assert_eq!((of(&[dropped]).as_deref(), of(&[])), (Some("job a dropped"), None));
+    }
+
+    #[test]
     fn a_job_that_failed_is_no_result() {
         let error = groups(&OUTPUT.replace("\"error\": 0", "\"error\": 28")).unwrap_err();
         assert_eq!(error, "job 'disk0' failed: No space left on device (os error 28)");
@@ -442,13 +529,40 @@ mod tests {
     #[test]
     fn a_job_file_writes_if_one_of_its_jobs_does() {
         assert!(!may_write(
-            "[global]\nrw=randread\n[a]\n readwrite = read\n# rw=write\nwrite_bw_log=x\nrw\t=\trandread"
+            "[global]\nrw=randread\n[a]\n readwrite = read\n# rw=write\nwrite_hint=none\nrw\t=\trandread"
         ));
         for line in ["rw=randrw", "rw =write", "\treadwrite\t=\ttrim", " readwrite = x", "rw=${HOW}", "rw"] {
             assert!(may_write(&format!("[a]\nrw=randread\n[b]\n{line}\n")), "{line}");
         }
-        for line in ["include more.fio", "read_iolog=log", "profile = act"] {
-            assert!(may_write(&format!("{line}\n[a]\nrw=read")), "{line}: nobody looks there");
+    }
+
+    #[test]
+    fn a_job_file_is_run_by_the_engine_that_it_names_and_else_by_the_subjects() {
+        let text = with_target("[global]\nrw=read\n[a]\n", "/d", Some("io_uring"));
+        assert!(text.starts_with("[global]\nfilename=/d\nioengine=io_uring\n\n[global]"), "{text}");
+        let named = "[global]\nioengine = libaio\n[a]\n";
+        assert_eq!((other_engine("[a]\n", "libaio"), other_engine(named, "libaio")), (None, None));
+        assert_eq!(other_engine(named, "io_uring"), Some("libaio"));
+    }
+
+    #[test]
+    fn a_job_file_stays_on_the_disk_that_it_is_run_on() {
+        let on_it = "[global]\nioengine=libaio\n# filename=/dev/sda\n[filename]\nrw=write\nmem=mmaphuge\nwrite_barrier=8\nnrfiles=1\n";
+        assert_eq!(goes_elsewhere(on_it), None);
+        for (line, key) in [
+            (" filename = /dev/sda", "filename"),
+            ("filename_format=$jobname", "filename_format"),
+            ("directory=/srv", "directory"),
+            ("opendir=/srv", "opendir"),
+            ("include more.fio", "include more.fio"),
+            ("read_iolog=log", "read_iolog"),
+            ("write_iolog=/dev/sda", "write_iolog"),
+            ("write_bw_log", "write_bw_log"),
+            ("iomem=mmap:/srv/file", "iomem"),
+            ("rbdname=root", "rbdname"),
+            ("uri=nbd://h/x", "uri"),
+        ] {
+            assert_eq!(goes_elsewhere(&format!("{on_it}{line}\n")), Some(key), "{line}");
         }
     }
 }

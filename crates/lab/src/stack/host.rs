@@ -27,6 +27,8 @@ const SETTLING: Duration = Duration::from_millis(300);
 pub(super) struct Host {
     disks: Vec<Disk>,
     engine: &'static str,
+    /// The same where the subject says it: somebody's job file has fio's own otherwise.
+    named_engine: Option<&'static str>,
     /// Where fio runs, if that is elsewhere.
     server: Option<String>,
     /// Of files that fio makes there: their size.
@@ -66,13 +68,17 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
         return Err(Unable::Impossible("idle disks are connections to a server, and there is none".into()));
     }
     let size = disks.first().and_then(|disk| if let Disk::Remote(_, size) = disk { *size } else { None });
+    let aio = subject.blockdev.get("aio").and_then(|aio| aio.as_str());
     let engine = match disks.first() {
+        Some(Disk::Nbd(..) | Disk::Rbd { .. }) if load.keys.jobfile.is_some() => {
+            return Err(Unable::Impossible("a job file is run on a path, and a disk behind a server has none".into()));
+        }
         Some(Disk::Null(_)) => {
             return Err(Unable::Impossible("a null disk is a server's own, and there is none".into()));
         }
         Some(Disk::Nbd(..)) => "nbd",
         Some(Disk::Rbd { .. }) => "rbd",
-        _ => fio::engine(subject.blockdev.get("aio").and_then(|aio| aio.as_str())),
+        _ => fio::engine(aio),
     };
     let server = subject.host.clone();
     let choose = |name: &String| choose_scheduler(name, disks, &context.reaper);
@@ -81,6 +87,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
     Ok(Host {
         disks: disks.to_vec(),
         engine,
+        named_engine: aio.map(|_| engine),
         server,
         size,
         backends,
@@ -91,9 +98,12 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
 
 impl Deployment for Host {
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
-        let (job, output) = (task.raw.with_extension("fio"), task.raw.with_extension("json"));
+        let raw = std::path::absolute(task.raw).map_err(Unable::failed)?;
+        let (job, output) = (raw.with_extension("fio"), raw.with_extension("json"));
         fs::write(&job, self.job(task)?).map_err(Unable::failed)?;
         let mut command = Command::new("fio");
+        // There it leaves what it writes beside its output, such as how far it was with `verify`.
+        command.current_dir(&self.context.scratch);
         if let Some(server) = &self.server {
             command.arg(format!("--client={server}"));
         }
@@ -110,8 +120,8 @@ impl Deployment for Host {
         match status {
             None => return Err(failed("fio does not end".into())),
             Some(status) if !status.success() => {
-                let last = log.last().cloned().unwrap_or_else(|| status.to_string());
-                return Err(failed(format!("fio: {last}")));
+                let said = fio::complaint(&log).map_or(status.to_string(), str::to_owned);
+                return Err(failed(format!("fio: {said}")));
             }
             Some(_) => {}
         }
@@ -143,9 +153,9 @@ impl Host {
         };
         let paths: Vec<PathBuf> = self.disks.iter().filter_map(path).collect();
         let targets: Vec<&str> = paths.iter().filter_map(|target| target.to_str()).collect();
+        let own = self.size.map_or(String::new(), |size| format!("[global]\nsize={size}\nunlink=1\n"));
         match &task.load.keys.jobfile {
             None => {
-                let own = self.size.map_or(String::new(), |size| format!("[global]\nsize={size}\nunlink=1\n"));
                 let mut sections = fio::sections(task.load, &targets);
                 sections.extend(self.disks.iter().filter_map(|disk| match disk {
                     Disk::Nbd(place, _) => Some(format!("uri={place}")),
@@ -157,7 +167,7 @@ impl Host {
             Some(path) => {
                 let text =
                     fs::read_to_string(path).map_err(|error| Unable::failed(format!("{}: {error}", path.display())))?;
-                Ok(fio::with_target(&text, targets.first().copied().unwrap_or_default()))
+                Ok(own + &fio::with_target(&text, targets.first().copied().unwrap_or_default(), self.named_engine))
             }
         }
     }

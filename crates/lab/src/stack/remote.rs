@@ -22,7 +22,7 @@ use super::telemetry::Telemetry;
 use super::{Context, Deployment, Task, Unable, fio};
 use crate::cpu_meter::{CpuMeter, Role};
 use crate::plan::{Load, Subject};
-use crate::process::Process;
+use crate::process::{END_GROUPS, Process};
 use crate::results::Measurement;
 
 /// How long ssh may take to connect: what it is told, and after how long it is not waited for any more.
@@ -32,17 +32,26 @@ const TO_CONNECT: Duration = Duration::from_secs(60);
 const TO_LOOK: Duration = Duration::from_secs(30);
 /// Where libvirt writes down which process a domain is.
 const LIBVIRT: &str = "/run/libvirt/qemu";
-/// What `scripts/guest-agent` does, in a folder of its own, until the connection ends.
+/// What `scripts/guest-agent` does, in a folder of its own, until the connection ends; behind [`END_GROUPS`]. With the connection its
+/// job ends: nobody sends anything while there is one, and so the end is all that can be read.
 const AGENT: &str = r#"
-exec 3>&1 1>&2
+exec 3>&1 1>&2 4<&0
 folder=$(mktemp -d) && cd "$folder" || exit 1
 trap 'cd /; rm -rf "$folder"' EXIT
+trap : PIPE
 echo "hello $(uname -r)" >&3
 while read -r word number seconds bytes; do
   [ "$word" = job ] || break
   head -c "$bytes" >job
-  JOB=$number timeout -s KILL "$seconds" sh ./job </dev/null >out
+  JOB=$number setsid timeout "$seconds" sh ./job </dev/null >out 4<&- &
+  job=$!
+  { read -r word <&4 || { : >gone; end_groups "$job"; }; } &
+  watch=$!
+  wait "$job"
   status=$?
+  [ "$status" != 124 ] || { end_groups "$job"; status=137; }
+  [ -e gone ] || kill "$watch"
+  wait "$watch" 2>/dev/null
   echo "done $number $status $(($(wc -c <out)))" >&3
   cat out >&3
 done
@@ -134,7 +143,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, context: &Context) -> Resul
     let disks = subject.disks().iter().map(|disk| disk.display().to_string()).collect();
     let (ours, theirs) = UnixStream::pair().map_err(Unable::failed)?;
     let mut command = Command::new("ssh");
-    command.args(["-o", "BatchMode=yes", "-o", CONNECT_TIMEOUT, "--", host, AGENT]);
+    command.args(["-o", "BatchMode=yes", "-o", CONNECT_TIMEOUT, "--", host, &[END_GROUPS, AGENT].concat()]);
     command.stdout(Stdio::from(std::os::fd::OwnedFd::from(theirs.try_clone().map_err(Unable::failed)?)));
     let stdin = Stdio::from(std::os::fd::OwnedFd::from(theirs));
     let mut ssh = context.reaper.start_fed(command, stdin).map_err(Unable::failed)?;
@@ -201,8 +210,8 @@ name=$(basename "$(readlink -f "$disk")")
         ran.map_err(|error| {
             self.broken |= !matches!(error, AgentError::Failed(_));
             let log = self.ssh.log();
-            let last = log.iter().rev().find(|line| !line.trim().is_empty());
-            Unable::Failed { reason: last.map_or(error.to_string(), |last| format!("{error}: {}", last.trim())), log }
+            let reason = fio::complaint(&log).map_or(error.to_string(), |said| format!("{error}: {said}"));
+            Unable::Failed { reason, log }
         })
     }
 }

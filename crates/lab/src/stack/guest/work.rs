@@ -143,7 +143,7 @@ impl Work {
             }
             Some(path) => {
                 let text = fs::read_to_string(path).map_err(|e| Unable::failed(format!("{}: {e}", path.display())))?;
-                (fio::with_target(&text, targets.first().copied().unwrap_or_default()), "")
+                (fio::with_target(&text, targets.first().copied().unwrap_or_default(), None), "")
             }
         };
         let (ramp, runtime) = (keys.ramp_time.0, keys.runtime.0);
