@@ -229,6 +229,22 @@ fn nobody_waits_for_what_was_taken_back_and_does_not_come_again_nor_is_it_owed()
 }
 
 #[test]
+fn a_turn_that_was_had_while_its_request_was_taken_back_is_had_in_a_drain_too_and_not_owed() {
+    let mut rigs = wait(4, 0);
+    let taken = take_back(&mut rigs[0], |_| true);
+    assert_eq!([1, 2, 3].map(|blocks| begun_by(&mut rigs, blocks)), [[0, 0]; 3]);
+    let [rig, _] = &mut rigs;
+    rig.engines.disable_limits(rig.slot);
+    rig.engines.submit(clock::now());
+    for request in taken {
+        rig.engines.push(rig.slot, request);
+    }
+    rig.settle();
+    assert_eq!((rig.engines.in_flight(), rig.disk.limits_debt()), (0, Debt { owed: 1, made_up: 0 }));
+    assert!(!rig.engines.keep_places(rig.slot, |_| true));
+}
+
+#[test]
 fn whatever_ends_a_limit_lets_everything_go() {
     let limits = Limits::default();
     type End = fn(&mut Rig, &ThrottleGroup, Limits);

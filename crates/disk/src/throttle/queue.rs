@@ -24,9 +24,7 @@ pub(crate) struct ThrottledQueue {
     waiting: ByDirection<VecDeque<Waiting>>,
     /// How many of those that wait have a ticket.
     asked: ByDirection<usize>,
-    /// Turns that are kept, the oldest first.
-    turns: VecDeque<Place>,
-    /// How many turns and places are kept.
+    /// How many places are kept.
     kept: usize,
     /// Behind the last place that was taken again: the next one is probably there.
     taken_again: ByDirection<usize>,
@@ -40,14 +38,14 @@ enum Waiting {
 
 /// What a request that was taken back is known by when it comes again.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Place {
-    token: RequestToken,
+pub(super) struct Place {
+    pub(super) token: RequestToken,
     direction: Direction,
     bytes: u64,
 }
 
 impl Place {
-    const fn of(direction: Direction, request: &Request) -> Self {
+    pub(super) const fn of(direction: Direction, request: &Request) -> Self {
         Self { token: request.token, direction, bytes: request.len }
     }
 }
@@ -93,23 +91,17 @@ impl ThrottledQueue {
             id,
             waiting: ByDirection::default(),
             asked: ByDirection::default(),
-            turns: VecDeque::new(),
             kept: 0,
             taken_again: ByDirection::default(),
         }
     }
 
-    /// Takes a request in. One that has had its turn goes to `released`.
-    pub(crate) fn push(&mut self, direction: Direction, request: Request, released: &mut VecDeque<Request>) {
+    /// Takes a request in.
+    pub(crate) fn push(&mut self, direction: Direction, request: Request) {
         if self.kept == 0 {
             return self.waiting[direction as usize].push_back(Waiting::Here(request));
         }
         let place = Place::of(direction, &request);
-        if let Some(at) = self.turns.iter().position(|turn| *turn == place) {
-            self.turns.remove(at);
-            self.kept -= 1;
-            return released.push_back(request);
-        }
         let (waiting, taken_again) = (&mut self.waiting[direction as usize], &mut self.taken_again[direction as usize]);
         let from = waiting.len().min(*taken_again);
         let is_its = |at: &usize| matches!(waiting[*at], Waiting::Kept(other) if other == place);
@@ -123,9 +115,15 @@ impl ThrottledQueue {
         }
     }
 
-    /// Gives those to `released` that have their turn. Returns when to ask again; `None` if nothing waits.
-    pub(crate) fn release(&mut self, now: Nanos, released: &mut VecDeque<Request>) -> Option<Nanos> {
-        let Self { member, id, waiting, asked, turns, taken_again, .. } = self;
+    /// Gives those to `released` that have their turn, and the turns of those that were taken back to `turns`. Returns when to ask
+    /// again; `None` if nothing waits.
+    pub(super) fn release(
+        &mut self,
+        now: Nanos,
+        released: &mut VecDeque<Request>,
+        turns: &mut VecDeque<Place>,
+    ) -> Option<Nanos> {
+        let Self { member, id, waiting, asked, kept, taken_again, .. } = self;
         let mut schedule = member.group.lock();
         schedule.pay(now);
         for direction in Direction::BOTH {
@@ -143,7 +141,10 @@ impl ThrottledQueue {
             for one in waiting[at].drain(..granted[at]) {
                 match one {
                     Waiting::Here(request) => released.push_back(request),
-                    Waiting::Kept(place) => turns.push_back(place),
+                    Waiting::Kept(place) => {
+                        *kept -= 1;
+                        turns.push_back(place);
+                    }
                 }
             }
             asked[at] -= granted[at];
@@ -180,10 +181,7 @@ impl ThrottledQueue {
 
     /// Gives the places of requests up that do not come again: the limits do not count them. Says whether some are left.
     pub(crate) fn keep_places(&mut self, mut comes_again: impl FnMut(RequestToken) -> bool) -> bool {
-        let Self { member, id, waiting, asked, turns, kept, .. } = self;
-        let before = turns.len();
-        turns.retain(|place| comes_again(place.token));
-        *kept -= before - turns.len();
+        let Self { member, id, waiting, asked, kept, .. } = self;
         let mut is_gone = |one: &Waiting| matches!(one, Waiting::Kept(place) if !comes_again(place.token));
         for direction in Direction::BOTH {
             let (waiting, asked) = (&mut waiting[direction as usize], &mut asked[direction as usize]);

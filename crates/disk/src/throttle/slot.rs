@@ -6,7 +6,7 @@ use egret_event_loop::Nanos;
 
 use super::buckets::Direction;
 use super::group::Throttle;
-use super::queue::ThrottledQueue;
+use super::queue::{Place, ThrottledQueue};
 use crate::request::{Request, RequestToken};
 
 /// See the module's description.
@@ -16,27 +16,29 @@ pub(crate) struct ThrottledSlot {
     queue: Option<Box<ThrottledQueue>>,
     /// Requests that need not wait any longer.
     released: VecDeque<Request>,
+    /// Turns of requests that were taken back, the oldest first. They have been counted, and so outlast the queue.
+    turns: VecDeque<Place>,
     /// The slot is being drained, and nothing waits for limits.
     limits_disabled: bool,
 }
 
 impl ThrottledSlot {
-    /// Takes a request in, which waits if it has a direction to be limited in.
+    /// Takes a request in, which waits if it has a direction to be limited in, unless it has had its turn.
     pub(crate) fn enqueue(&mut self, throttle: &Throttle, direction: Option<Direction>, request: Request) {
-        let Self { queue, released, .. } = self;
+        let Self { queue, released, turns, .. } = self;
         match direction.and_then(|direction| Some((direction, ThrottledQueue::current(queue, throttle, released)?))) {
-            Some((direction, queue)) => queue.push(direction, request, released),
-            None => released.push_back(request),
+            Some((direction, queue)) if !take_turn(turns, direction, &request) => queue.push(direction, request),
+            _ => released.push_back(request),
         }
     }
 
     /// Releases requests that have their turn. Returns when to ask again; `None` if nothing waits.
     pub(crate) fn release(&mut self, throttle: &Throttle, now: Nanos) -> Option<Nanos> {
-        let Self { queue, released, limits_disabled } = self;
+        let Self { queue, released, turns, limits_disabled } = self;
         if queue.is_none() {
             return None;
         }
-        let again = ThrottledQueue::current(queue, throttle, released)?.release(now, released);
+        let again = ThrottledQueue::current(queue, throttle, released)?.release(now, released, turns);
         // The rest has no turn yet, but has asked: so it is owed.
         match queue.take_if(|_| *limits_disabled) {
             Some(queue) => {
@@ -86,13 +88,21 @@ impl ThrottledSlot {
         requests
     }
 
-    /// Gives the places of requests up that do not come again. Says whether some are left.
-    pub(crate) fn keep_places(&mut self, comes_again: impl FnMut(RequestToken) -> bool) -> bool {
-        self.queue.as_mut().is_some_and(|queue| queue.keep_places(comes_again))
+    /// Gives the places and turns of requests up that do not come again. Says whether some are left.
+    pub(crate) fn keep_places(&mut self, mut comes_again: impl FnMut(RequestToken) -> bool) -> bool {
+        self.turns.retain(|turn| comes_again(turn.token));
+        let has_places = self.queue.as_mut().is_some_and(|queue| queue.keep_places(comes_again));
+        has_places || !self.turns.is_empty()
     }
 
     /// Requests wait again.
     pub(crate) fn enable_limits(&mut self) {
         self.limits_disabled = false;
     }
+}
+
+/// Whether a request has had its turn while it was taken back, which is over then.
+fn take_turn(turns: &mut VecDeque<Place>, direction: Direction, request: &Request) -> bool {
+    let place = Place::of(direction, request);
+    turns.iter().position(|turn| *turn == place).and_then(|at| turns.remove(at)).is_some()
 }
