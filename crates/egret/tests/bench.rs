@@ -372,7 +372,7 @@ fn fio_runs_over_ssh_on_a_disk_that_is_there() {
 
 #[test]
 fn fio_over_ssh_ends_with_the_connection() {
-    if !has_or_skips("fio", "fio_over_ssh_ends_with_the_connection") {
+    if !has_or_skips("fio") {
         return;
     }
     for signal in [rustix::process::Signal::INT, rustix::process::Signal::KILL] {
@@ -582,11 +582,10 @@ fn a_lab_that_is_killed_leaves_nothing_behind_and_loses_no_cell() {
 
 #[test]
 fn fios_jobs_end_with_the_lab_also_those_that_are_processes_and_those_of_a_fio_that_hangs() {
-    const TEST: &str = "fios_jobs_end_with_the_lab_also_those_that_are_processes_and_those_of_a_fio_that_hangs";
     // What hears nothing, with a job in a session of its own.
     let hangs = "#!/bin/sh\n[ $# -gt 1 ] || exec echo fio-3.33\ntrap '' TERM\nexec >/dev/null\nsetsid tail -f \"$3\" &\nexec tail -f \"$3\"\n";
     for script in [None, Some(hangs)] {
-        if script.is_none() && !has_or_skips("fio", TEST) {
+        if script.is_none() && !has_or_skips("fio") {
             continue;
         }
         for signal in [rustix::process::Signal::INT, rustix::process::Signal::KILL] {
