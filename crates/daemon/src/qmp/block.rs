@@ -133,7 +133,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&STATISTICS),
         returns: r#"[{"device", "node-name", "stats": {"rd_bytes", "rd_operations", ...}}]"#,
         about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev. Writes of \
-                zeroes count as writes. Members of QEMU's that nothing is counted for are 0: all times, which `x-egret` \
+                zeroes count as writes, and so do WRITE AND VERIFY and COMPARE AND WRITE, with what they write alone. Members of QEMU's that nothing is counted for are 0: all times, which `x-egret` \
                 has, merged and invalid requests, zone appends, and the highest offset.",
         run: Run::Query(|view, arguments| {
             let Statistics { query_nodes } = typed(arguments)?;
