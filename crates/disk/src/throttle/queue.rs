@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use egret_event_loop::Nanos;
 
-use super::buckets::Direction;
+use super::buckets::{Cost, Direction};
 use super::group::{Throttle, ThrottleGroupMember};
 use super::schedule::{ByDirection, QueueId};
 use crate::request::Request;
@@ -18,6 +18,8 @@ pub(crate) struct ThrottledQueue {
     waiting: ByDirection<VecDeque<Request>>,
     /// How many of those that wait have a ticket.
     asked: ByDirection<usize>,
+    /// What the others count as.
+    costs: ByDirection<Vec<Cost>>,
 }
 
 impl ThrottledQueue {
@@ -39,25 +41,26 @@ impl ThrottledQueue {
 
     fn open(member: Arc<ThrottleGroupMember>, version: u64) -> Self {
         let id = member.group.lock().open();
-        Self { member, version, id, waiting: ByDirection::default(), asked: ByDirection::default() }
+        let (waiting, asked, costs) = Default::default();
+        Self { member, version, id, waiting, asked, costs }
     }
 
     /// Takes a request in.
-    pub(crate) fn push(&mut self, direction: Direction, request: Request) {
+    pub(crate) fn push(&mut self, direction: Direction, request: Request, is_first: bool) {
+        self.costs[direction as usize].push(Cost { bytes: request.len, is_first });
         self.waiting[direction as usize].push_back(request);
     }
 
     /// Gives those to `released` that have their turn. Returns when to ask again; `None` if nothing waits.
     pub(crate) fn release(&mut self, now: Nanos, released: &mut VecDeque<Request>) -> Option<Nanos> {
-        let Self { member, id, waiting, asked, .. } = self;
+        let Self { member, id, waiting, asked, costs, .. } = self;
         let mut schedule = member.group.lock();
         schedule.pay(now);
         for direction in Direction::BOTH {
-            let (waiting, asked) = (&waiting[direction as usize], &mut asked[direction as usize]);
-            for request in waiting.range(*asked..) {
-                schedule.ask(member.disk, *id, direction, request.len);
+            for cost in costs[direction as usize].drain(..) {
+                schedule.ask(member.disk, *id, direction, cost);
             }
-            *asked = waiting.len();
+            asked[direction as usize] = waiting[direction as usize].len();
         }
         schedule.grant(now);
         let granted = schedule.take(*id);

@@ -22,10 +22,16 @@ pub(crate) struct ThrottledSlot {
 
 impl ThrottledSlot {
     /// Takes a request in, which waits if it has a direction to be limited in.
-    pub(crate) fn enqueue(&mut self, throttle: &Throttle, direction: Option<Direction>, request: Request) {
+    pub(crate) fn enqueue(
+        &mut self,
+        throttle: &Throttle,
+        direction: Option<Direction>,
+        request: Request,
+        is_first: bool,
+    ) {
         let Self { queue, released, .. } = self;
         match direction.and_then(|direction| Some((direction, ThrottledQueue::current(queue, throttle, released)?))) {
-            Some((direction, queue)) => queue.push(direction, request),
+            Some((direction, queue)) => queue.push(direction, request, is_first),
             None => released.push_back(request),
         }
     }

@@ -500,7 +500,8 @@ impl Client {
         }
         self.in_flight += 1;
         let buffers = if data > 0 { core.pool.take(data) } else { Buffers::default() };
-        core.push(engines, (self.id, index), op, offset..offset + len, buffers);
+        let is_first = offset == command.to.offset;
+        core.push(engines, (self.id, index), op, offset..offset + len, buffers, is_first);
         Ok(Step::Done)
     }
 
@@ -522,7 +523,8 @@ impl Client {
             self.current = Current::Cut(index);
         }
         self.in_flight += 1;
-        core.push(engines, (self.id, index), Op::Write { fua }, offset..offset + len, buffers);
+        let is_first = offset == command.to.offset;
+        core.push(engines, (self.id, index), Op::Write { fua }, offset..offset + len, buffers, is_first);
         Ok(Step::Done)
     }
 }

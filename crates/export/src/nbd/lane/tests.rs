@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use egret_disk::{
     BlockLimits, Blocks, DebugEvent, DebugRules, Driver, Engine, EngineError, EngineOptions, InjectError, IoType,
-    OpenCause, Options, Remote, RemoteDisk, RemoteKind, Shape,
+    Limit, Limits, OpenCause, Options, Rates, Remote, RemoteDisk, RemoteKind, Shape, ThrottleGroup,
 };
 use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice};
 use egret_nbd::Channel;
@@ -340,6 +340,31 @@ fn a_long_read_is_done_part_by_part_and_alone_where_its_data_comes_without_its_p
         while fixture.goes_on() {}
         assert_eq!(fixture.lane().core.parts.len(), parts, "{headers:?} {asked:?}");
     }
+}
+
+#[test]
+fn a_request_that_is_done_in_parts_counts_once_against_limits() {
+    const PARTS: usize = 32;
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let total = Limit { average: 1, burst: PARTS as u64, burst_seconds: 1 };
+    let limits = Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() };
+    fixture.lane().core.disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    let mut client = fixture.connect(request(0, command::READ, (PARTS * MIB) as u64));
+    let mut left = 16 + PARTS * MIB;
+    while left > 0 {
+        fixture.io.turn().unwrap();
+        left -= heard(&mut client);
+    }
+    // If it did count for each part a second would go by between these, and in a turn.
+    client.write_all(&request(0, command::READ, 512).repeat(PARTS)).unwrap();
+    let mut left = PARTS * (16 + 512);
+    for _ in 0..8 {
+        if left > 0 {
+            fixture.io.turn().unwrap();
+            left -= heard(&mut client);
+        }
+    }
+    assert_eq!(left, 0);
 }
 
 #[test]
