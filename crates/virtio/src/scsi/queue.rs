@@ -379,11 +379,13 @@ impl ScsiQueue {
         let written = room as u64 + if slot.data_in > 0 { moved } else { 0 };
         let request_type = slot.request_type.take().unwrap_or(RequestType::Other);
         let bytes = mem::take(&mut slot.bytes);
-        let completed = Completed { head, written: written as u32, request_type, bytes, status: told(response, &done) };
-        if let Some(unit) = slot.unit.take() {
+        let disk = slot.unit.take().map(|unit| {
+            let disk = self.view.lun(unit as usize).disk;
             self.view.leave(unit as usize);
-        }
-        completed
+            disk
+        });
+        let status = told(response, &done);
+        Completed { head, written: written as u32, request_type, bytes, status, disk }
     }
 
     /// Aborts a command that is in progress and has no disk operation in flight.
