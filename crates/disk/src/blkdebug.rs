@@ -2,8 +2,10 @@
 //!
 //! A request first raises the events that stand for what QEMU does on its behalf; each rule of an event may change the
 //! state, or make an error active. Then the first active error that means the request is what becomes of it. As in QEMU
-//! (block/blkdebug.c) an event with errors of its own takes those of other events back, and an error of the event
-//! `none` is active from the beginning.
+//! (block/blkdebug.c) an event with errors of its own takes those of other events back, an error of the event
+//! `none` is active from the beginning, and of several new states of one event the first counts. What QEMU does on behalf of
+//! a request is what it does for the raw format over `blkdebug`: a flush with nothing to flush comes no further than to the
+//! format, so that no error strikes it.
 
 #![forbid(unsafe_code)]
 
@@ -29,7 +31,7 @@ impl IoType {
     const fn events(self) -> &'static [DebugEvent] {
         match self {
             Self::Read => &[DebugEvent::ReadAio],
-            Self::Write => &[DebugEvent::Pwritev, DebugEvent::WriteAio],
+            Self::Write => &[DebugEvent::WriteAio, DebugEvent::Pwritev],
             Self::WriteZeroes => &[DebugEvent::PwritevZero],
             Self::Discard => &[],
             Self::Flush => &[DebugEvent::FlushToOs, DebugEvent::FlushToDisk],
@@ -88,6 +90,8 @@ struct Progress {
     active: Vec<usize>,
     /// Those that have struck once, and are over.
     over: Vec<usize>,
+    /// Something was changed since the last flush.
+    is_dirty: bool,
 }
 
 impl Blkdebug {
@@ -98,7 +102,7 @@ impl Blkdebug {
         }
         let new = Self {
             rules: rules.clone(),
-            progress: Mutex::new(Progress { state: 1, active: Vec::new(), over: Vec::new() }),
+            progress: Mutex::new(Progress { state: 1, active: Vec::new(), over: Vec::new(), is_dirty: false }),
         };
         new.raise(&mut new.progress(), DebugEvent::None);
         Some(new)
@@ -117,7 +121,7 @@ impl Blkdebug {
         if !active.is_empty() {
             progress.active = active;
         }
-        for rule in self.rules.set_state.iter().filter(|rule| is_now(rule.event, rule.state)) {
+        if let Some(rule) = self.rules.set_state.iter().find(|rule| is_now(rule.event, rule.state)) {
             progress.state = rule.new_state;
         }
     }
@@ -126,16 +130,24 @@ impl Blkdebug {
     pub(crate) fn strike(&self, request: &Request) -> Option<Errno> {
         let iotype = IoType::of(request.op);
         let mut progress = self.progress();
+        if iotype == IoType::Flush && !progress.is_dirty {
+            self.raise(&mut progress, DebugEvent::FlushToOs);
+            return None;
+        }
         for event in iotype.events() {
             self.raise(&mut progress, *event);
         }
+        progress.is_dirty |= !matches!(iotype, IoType::Read | IoType::Flush);
         let sector = u64::from(SECTOR);
         let touched = request.offset / sector..(request.offset + request.len).div_ceil(sector);
         let means = |at: &usize| {
             let rule = &self.rules.inject_error[*at];
             rule.iotype.is_none_or(|of| of == iotype) && rule.sector.is_none_or(|sector| touched.contains(&sector))
         };
-        let at = progress.active.iter().copied().find(means)?;
+        let Some(at) = progress.active.iter().copied().find(means) else {
+            progress.is_dirty &= iotype != IoType::Flush;
+            return None;
+        };
         let rule = self.rules.inject_error[at];
         if rule.once {
             progress.active.retain(|other| *other != at);
@@ -211,5 +223,42 @@ mod tests {
             ),
             [Some(Errno::IO), None, Some(Errno::IO), None, Some(Errno::NOSPC), None, Some(Errno::NOSPC)]
         );
+    }
+
+    #[test]
+    fn of_the_new_states_of_one_event_the_first_counts() {
+        let set = |new_state| SetState { event: DebugEvent::WriteAio, state: None, new_state };
+        let read = |state, errno| InjectError { event: DebugEvent::ReadAio, state: Some(state), errno, ..ERROR };
+        let errors = [read(2, Errno::NOSPC), read(3, Errno::IO)];
+        assert_eq!(struck(&errors, &[set(2), set(3)], &[(WRITE, 0), (Op::Read, 0)]), [None, Some(Errno::NOSPC)]);
+    }
+
+    #[test]
+    fn a_write_raises_first_that_of_the_format_and_then_that_of_blkdebug_itself() {
+        let of = |event, state, errno| InjectError { event, state, errno, ..ERROR };
+        let (format, itself) = (DebugEvent::WriteAio, DebugEvent::Pwritev);
+        let errors = [of(format, None, Errno::IO), of(itself, None, Errno::NOSPC)];
+        assert_eq!(struck(&errors, &[], &[(WRITE, 0)]), [Some(Errno::NOSPC)]);
+        let set = [SetState { event: format, state: None, new_state: 2 }];
+        assert_eq!(struck(&[of(itself, Some(2), Errno::IO)], &set, &[(WRITE, 0)]), [Some(Errno::IO)]);
+    }
+
+    #[test]
+    fn a_flush_with_nothing_to_flush_is_struck_by_nothing_and_raises_only_what_comes_before() {
+        const EIO: Option<Errno> = Some(Errno::IO);
+        let set = [SetState { event: DebugEvent::FlushToOs, state: None, new_state: 2 }];
+        let of = |event| InjectError { event, ..ERROR };
+        let flushed = InjectError { iotype: Some(IoType::Flush), ..ERROR };
+        for change in [WRITE, Op::Discard, Op::WriteZeroes { unmap: false, fua: false }] {
+            let asked = [(Op::Flush, 0), (Op::Read, 0), (change, 0), (Op::Flush, 0), (Op::Flush, 0), (Op::Read, 0)];
+            // One that fails has flushed nothing.
+            assert_eq!(struck(&[flushed], &[], &asked), [None, None, None, EIO, EIO, None]);
+            let once = InjectError { once: true, ..flushed };
+            assert_eq!(struck(&[once], &[], &[&asked[2..5], &asked[..2]].concat()), [None, EIO, None, None, None]);
+            let read = InjectError { iotype: Some(IoType::Read), ..of(DebugEvent::FlushToDisk) };
+            assert_eq!(struck(&[read], &[], &asked), [None, None, None, None, None, EIO]);
+            let read = InjectError { state: Some(2), ..of(DebugEvent::ReadAio) };
+            assert_eq!(struck(&[read], &set, &asked[..2]), [None, EIO]);
+        }
     }
 }

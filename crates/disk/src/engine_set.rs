@@ -185,12 +185,23 @@ impl EngineSet {
     /// If `slot` is not attached.
     #[inline]
     pub fn push(&mut self, slot: DiskSlot, request: Request) -> bool {
+        self.push_part(slot, request, true)
+    }
+
+    /// As [`push`](Self::push), of a part of what was asked for, which counts against limits as one request: the first part
+    /// does, and each by its bytes.
+    ///
+    /// # Panics
+    ///
+    /// If `slot` is not attached.
+    #[inline]
+    pub fn push_part(&mut self, slot: DiskSlot, request: Request, is_first: bool) -> bool {
         let attached = self.slots[slot.0 as usize].as_mut().expect("the slot is attached");
         attached.in_flight += 1;
         self.in_flight += 1;
         // All that limits cost a disk without them.
         if attached.disk.throttle.version() != 0 {
-            self.throttle(slot.0, request);
+            self.throttle(slot.0, request, is_first);
             return true;
         }
         self.start(slot.0, request);
@@ -273,9 +284,9 @@ impl EngineSet {
 
     /// Has a request of a limited disk wait for its turn, which may be this one.
     #[cold]
-    fn throttle(&mut self, slot: u32, request: Request) {
+    fn throttle(&mut self, slot: u32, request: Request, is_first: bool) {
         let Some(Attached { disk, throttled, .. }) = &mut self.slots[slot as usize] else { return };
-        throttled.enqueue(&disk.throttle, disk.throttled(request.op), request);
+        throttled.enqueue(&disk.throttle, disk.throttled(request.op), request, is_first);
         self.throttle_timer = Some(Nanos::ZERO);
     }
 

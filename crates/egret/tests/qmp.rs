@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
+use support::attacker::{Ask, Attacker, DATA, Device, Variant};
 use support::disk::Disk;
 use support::port::Port;
 use support::qmp::Qmp;
@@ -82,6 +83,48 @@ fn a_daemon_without_objects_is_given_a_disk_that_serves_and_loses_it_again() {
     assert_eq!(qmp.run("query-iothreads", json!({})), json!([]));
     assert_eq!(scratch.left_behind(), ["qmp"], "the export's socket is gone");
     drop(server);
+}
+
+#[test]
+fn a_unit_s_blockdev_has_counted_what_was_asked_of_it_and_not_of_the_units_beside() {
+    let scratch = Scratch::new();
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+    let units = "writable=on,luns.0.lun=0,luns.0.node-name=d0,luns.1.lun=1,luns.1.node-name=d1";
+    let options = Options::new().iothread("io0", "").null("d0", "").null("d1", "");
+    let options = options.export_scsi("s0", &socket, units).monitor("m", &monitor);
+    let _server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&monitor);
+    let mut guest = Attacker::boot(&socket, Variant { device: Device::Scsi, packed: false }, MIB);
+    let mut write = |times: u32| {
+        let mut done = 0;
+        while done < times {
+            guest.ask(Ask::Write { at: 0 }, &[(DATA, 4096)]);
+            guest.publish();
+            guest.await_all();
+            // A unit may have something to tell before.
+            done += u32::from(guest.status() == 0);
+        }
+    };
+    let counted = |qmp: &mut Qmp, by_node: bool| -> Vec<[Value; 3]> {
+        let stats = qmp.run("query-blockstats", json!({"query-nodes": by_node}));
+        let of =
+            |one: &Value| ["wr_operations", "wr_bytes", "rd_operations"].map(|member| one["stats"][member].clone());
+        stats.as_array().unwrap().iter().map(of).collect()
+    };
+    let writes = |count: u64| [count, count * 4096, 0].map(Value::from);
+    write(3);
+    assert_eq!(counted(&mut qmp, true), [writes(3), writes(0)]);
+    // Of one that came later, and of the same with another engine.
+    for lun in [0, 1] {
+        qmp.run("egret-lun-del", json!({"id": "s0", "lun": lun}));
+        qmp.event("EGRET_LUN_DELETED");
+    }
+    qmp.run("egret-lun-add", json!({"id": "s0", "lun": 0, "node-name": "d1"}));
+    write(2);
+    qmp.run("blockdev-reopen", json!({"options": [{"driver": "null-co", "node-name": "d1", "read-zeroes": true}]}));
+    write(2);
+    assert_eq!(counted(&mut qmp, true), [writes(0), writes(4)]);
+    assert_eq!(counted(&mut qmp, false), [writes(7)]);
 }
 
 #[test]

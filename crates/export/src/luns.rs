@@ -15,6 +15,7 @@ use crate::export::{DeviceType, Export, ExportConfig, ExportError};
 use crate::peer_log::PeerLog;
 use crate::queues::{RunningQueue, lock, write_out_last};
 use crate::source::Worker;
+use crate::stats::DiskCounters;
 
 pub use egret_scsi::{Change, ConfigError, DiscardConfig, Keeper, LogicalUnit, LunConfig, Naa, NexusId, Registered};
 
@@ -82,11 +83,13 @@ impl Export {
         let mut attached = Vec::new();
         for queue in queues.running_queues(self.shared.counts.diskless) {
             let (theirs, id) = (Arc::clone(&disk), queue.id);
-            let asked = queue.on.call(move |target| attach(target, id, key, theirs));
+            let counters = self.shared.counters()[queue.queue].of_disk(disk.node_name());
+            let asked = queue.on.call(move |target| attach(target, id, key, theirs, counters));
             match asked.map_err(std::io::Error::other).and_then(|attached| attached) {
                 Ok(()) => attached.push(queue),
                 Err(e) => {
                     detach(&attached, key);
+                    self.forget(&disk);
                     scsi.abandon(&lun);
                     return Err(ExportError::System(self.shared.id.clone(), e).into());
                 }
@@ -102,6 +105,7 @@ impl Export {
             }
             Err(e) => {
                 detach(&attached, key);
+                self.forget(&disk);
                 return Err(lun_error(e).into());
             }
         }
@@ -118,7 +122,9 @@ impl Export {
     pub fn remove_lun(&self, at: LunAddress) -> Result<LeavingDisk, ExportError> {
         let mut queues = lock(&self.shared.queues);
         let gone = self.scsi(at)?.remove(at).ok_or_else(|| ExportError::NoLun(self.shared.id.clone(), at))?;
-        put(&mut queues.disks, gone.disk, None);
+        if let Some(disk) = queues.disks[gone.disk.0 as usize].take() {
+            self.forget(&disk);
+        }
         let active = queues.take_active(gone.disk);
         let (left, held) = detach(&queues.running_queues(self.shared.counts.diskless), gone.disk);
         // A queue that stops keeps the disk until it has.
@@ -162,6 +168,11 @@ impl Export {
         }
     }
 
+    /// What was counted for a disk goes with it.
+    fn forget(&self, disk: &Disk) {
+        self.queues().iter().for_each(|queue| queue.forget_disk(disk.node_name()));
+    }
+
     /// Has the event queue look at what there is to tell.
     fn notify_event_queue(&self) {
         if let Some(RunningQueue { on, id, .. }) = lock(&self.shared.queues).running_queue(EVENTS) {
@@ -194,11 +205,18 @@ impl LeavingDisk {
 type Loop = egret_event_loop::EventLoop<Worker>;
 
 /// Gives a disk to a worker, on its loop.
-fn attach(target: &mut Loop, id: SourceId, key: DiskKey, disk: Arc<Disk>) -> std::io::Result<()> {
+fn attach(
+    target: &mut Loop,
+    id: SourceId,
+    key: DiskKey,
+    disk: Arc<Disk>,
+    counters: Arc<DiskCounters>,
+) -> std::io::Result<()> {
     let slot = target.backend().attach(&disk).map_err(std::io::Error::other)?;
     match target.source(id).and_then(Worker::queue) {
         Some(worker) => {
             worker.add_disk(key, disk, slot);
+            worker.count_disk(key, counters);
             let pinning = worker.pinning();
             pinning.into_iter().for_each(|pinning| target.backend().pin(slot, pinning));
         }

@@ -249,9 +249,14 @@ impl Shared {
         let mut queues = lock(&self.queues);
         let disks = if index < self.counts.diskless.into() { Vec::new() } else { queues.disks.clone() };
         let counters = Arc::clone(&self.counters[index]);
+        let mut disks = Disks::new(disks);
+        // Only a device with other queues beside may have several disks.
+        if self.counts.diskless > 0 {
+            disks.count_each(&counters);
+        }
         let info = QueueInfo { log: Arc::clone(&self.log), index, kickless: self.kickless, unpinned };
         let errors = Arc::clone(&self.errors);
-        let mut worker = QueueWorker::new(info, queue, model, Disks::new(disks), fds, errors, counters);
+        let mut worker = QueueWorker::new(info, queue, model, disks, fds, errors, counters);
         worker.set_home(queues.loops[index].clone());
         let attached = queues.loops[index].attach(worker.into());
         queues.running[index] = attached.as_ref().ok().copied();

@@ -1,6 +1,7 @@
 //! What a queue counts.
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use egret_event_loop::{Counter, Nanos};
 use egret_virtio::{Completed, RequestType, Status};
@@ -61,6 +62,21 @@ pub struct QueueCounters {
     pub calls_spared: Counter,
     /// Times the guest broke the queue.
     pub broken: Counter,
+    /// Of the requests, those for each disk, by its name, where there may be several. No I/O thread takes the lock.
+    disks: Mutex<BTreeMap<String, Arc<DiskCounters>>>,
+}
+
+/// Of what one queue counts, the requests for one of several disks, but for how long they took: histograms for each would be large.
+#[derive(Debug, Default)]
+pub(crate) struct DiskCounters {
+    ops: [OpCounters; RequestType::ALL.len()],
+}
+
+impl DiskCounters {
+    #[inline]
+    pub(crate) fn count(&self, completed: &Completed) {
+        self.ops[completed.request_type as usize].count(completed.bytes, completed.status == Status::Ok);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -72,7 +88,41 @@ struct OpCounters {
     latency: OnceLock<Box<LatencyCounters>>,
 }
 
+impl OpCounters {
+    #[inline]
+    fn count(&self, bytes: u64, is_ok: bool) {
+        self.requests.add(1);
+        self.bytes.add(if is_ok { bytes } else { 0 });
+        self.errors.add(u64::from(!is_ok));
+    }
+
+    fn read(&self) -> OpStats {
+        OpStats { requests: self.requests.get(), bytes: self.bytes.get(), errors: self.errors.get() }
+    }
+}
+
 impl QueueCounters {
+    /// Those for a disk, which are there until they are [forgotten](Self::forget_disk).
+    pub(crate) fn of_disk(&self, node_name: &str) -> Arc<DiskCounters> {
+        Arc::clone(self.disks().entry(node_name.to_owned()).or_default())
+    }
+
+    /// Its disk is not one of the export's any more.
+    pub(crate) fn forget_disk(&self, node_name: &str) {
+        self.disks().remove(node_name);
+    }
+
+    /// Adds the requests for one of several disks to `sum`, but for how long they took.
+    pub fn add_of_disk_to(&self, node_name: &str, sum: &mut QueueStats) {
+        if let Some(counters) = self.disks().get(node_name) {
+            sum.ops.iter_mut().zip(&counters.ops).for_each(|(sum, op)| sum.add(&op.read()));
+        }
+    }
+
+    fn disks(&self) -> MutexGuard<'_, BTreeMap<String, Arc<DiskCounters>>> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     #[inline]
     pub(crate) fn count(&self, completed: &Completed, latency: Nanos) {
         self.count_op(completed.request_type, completed.bytes, completed.status == Status::Ok, latency);
@@ -82,16 +132,13 @@ impl QueueCounters {
     #[inline]
     pub(crate) fn count_op(&self, request_type: RequestType, bytes: u64, is_ok: bool, latency: Nanos) {
         let op = &self.ops[request_type as usize];
-        op.requests.add(1);
-        op.bytes.add(if is_ok { bytes } else { 0 });
-        op.errors.add(u64::from(!is_ok));
+        op.count(bytes, is_ok);
         op.latency.get_or_init(|| Box::new(LatencyCounters::new())).count(latency);
     }
 
     /// Requests of `request_type`.
     pub fn op(&self, request_type: RequestType) -> OpStats {
-        let op = &self.ops[request_type as usize];
-        OpStats { requests: op.requests.get(), bytes: op.bytes.get(), errors: op.errors.get() }
+        self.ops[request_type as usize].read()
     }
 
     /// Adds how long requests of `request_type` took to `sum`, if there were any.
@@ -218,7 +265,8 @@ mod tests {
     fn a_request_that_did_not_succeed_counts_as_an_error_and_has_moved_nothing() {
         for (status, bytes, errors) in [(Status::Ok, 512, 0), (Status::IoError, 0, 1), (Status::Unsupported, 0, 1)] {
             let counters = QueueCounters::default();
-            let completed = Completed { head: 0, written: 1, request_type: RequestType::Write, bytes: 512, status };
+            let completed =
+                Completed { head: 0, written: 1, request_type: RequestType::Write, bytes: 512, status, disk: None };
             counters.count(&completed, Nanos(7));
             assert_eq!(counters.op(RequestType::Write), OpStats { requests: 1, bytes, errors });
         }

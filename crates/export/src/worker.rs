@@ -27,7 +27,7 @@ use crate::errors::ErrorHandling;
 use crate::peer_fd::PeerFd;
 use crate::peer_log::PeerLog;
 use crate::source::Worker;
-use crate::stats::QueueCounters;
+use crate::stats::{DiskCounters, QueueCounters};
 
 /// The descriptors by which a queue's two sides signal each other: eventfds, which the peer owns as much as we do. How long it
 /// takes to close one is for the peer to say, so no I/O thread does.
@@ -186,12 +186,20 @@ pub(crate) struct QueueWorker {
 pub(crate) struct Disks {
     all: Vec<Option<Arc<Disk>>>,
     slots: Vec<Option<DiskSlot>>,
+    /// What is counted for each, where there may be several.
+    counters: Vec<Option<Arc<DiskCounters>>>,
 }
 
 impl Disks {
     /// To be attached.
     pub(crate) fn new(all: Vec<Option<Arc<Disk>>>) -> Self {
-        Self { slots: vec![None; all.len()], all }
+        Self { slots: vec![None; all.len()], all, counters: Vec::new() }
+    }
+
+    /// Counts for each disk what `counters` has for it.
+    pub(crate) fn count_each(&mut self, counters: &QueueCounters) {
+        let of = |disk: &Arc<Disk>| counters.of_disk(disk.node_name());
+        self.counters = self.all.iter().map(|disk| disk.as_ref().map(of)).collect();
     }
 
     #[inline]
@@ -272,6 +280,13 @@ impl QueueWorker {
         self.disks.slots[at] = Some(slot);
     }
 
+    /// Counts for a disk that was added what is for it.
+    pub(crate) fn count_disk(&mut self, DiskKey(key): DiskKey, counters: Arc<DiskCounters>) {
+        let at = key as usize;
+        self.disks.counters.resize(self.disks.counters.len().max(at + 1), None);
+        self.disks.counters[at] = Some(counters);
+    }
+
     /// As [`add_disk`](Self::add_disk), in the queue of another; returns where that was, for the engines to let go of it.
     pub(crate) fn replace_disk(&mut self, key: DiskKey, disk: Arc<Disk>, slot: DiskSlot) -> Option<DiskSlot> {
         let old = self.remove_disk(key);
@@ -338,6 +353,11 @@ impl QueueWorker {
     /// Ends a chain: counts it, and hands it to the driver.
     fn end(&mut self, completed: &Completed, latency: Nanos) {
         self.counters.count(completed, latency);
+        if let Some(DiskKey(key)) = completed.disk
+            && let Some(Some(counters)) = self.disks.counters.get(key as usize)
+        {
+            counters.count(completed);
+        }
         if self.phase == Phase::Broken {
             // A broken queue adds no used elements. The chain leaves the table, so that the queue can be drained.
             self.queue.abandon(completed.head);

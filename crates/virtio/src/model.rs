@@ -352,6 +352,8 @@ pub struct Completed {
     pub bytes: u64,
     /// The status that the driver gets.
     pub status: Status,
+    /// Which of the export's disks it was for, where there may be several.
+    pub disk: Option<DiskKey>,
 }
 
 /// What a request asked for, as statistics have it.

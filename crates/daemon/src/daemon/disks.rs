@@ -502,16 +502,17 @@ fn nbd_target(name: &str, nbd: &Nbd, read_only: bool, credentials: &Credentials)
     }
 }
 
-/// What the layers of a disk have go wrong.
+/// What the layers of a disk have go wrong. As in QEMU, the state 0 is any.
 fn rules(layers: &[(&[schema::InjectError], &[schema::SetState])]) -> DebugRules {
+    let is_said = |state: &u32| *state != 0;
     let inject_error = |error: &schema::InjectError| {
         let schema::InjectError { event, state, iotype, errno, sector, once } = *error;
         let errno = Errno::from_raw_os_error(errno.into());
-        InjectError { event, state, iotype, errno, sector, once }
+        InjectError { event, state: state.filter(is_said), iotype, errno, sector, once }
     };
     let set_state = |change: &schema::SetState| {
         let schema::SetState { event, state, new_state } = *change;
-        SetState { event, state, new_state }
+        SetState { event, state: state.filter(is_said), new_state }
     };
     DebugRules {
         inject_error: layers.iter().flat_map(|(errors, _)| errors.iter().map(inject_error)).collect(),
@@ -692,5 +693,8 @@ mod tests {
             }
         }
         assert_ne!(opened(&format!("{least},image.size=1M")), opened(least));
+        for key in ["inject-error.0.state", "set-state.0.state"] {
+            assert_eq!(opened(&format!("{least},{key}=0")), opened(least), "0 is any");
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use egret_disk::Limits;
 use egret_export::{IoStatus, QueueStats};
 use egret_vocabulary::Config;
+use egret_vocabulary::schema::Device;
 
 use super::statistics::OpenDisk;
 use super::{ChangeError, Daemon, DiskState, FdSetShown, Watched};
@@ -56,6 +57,21 @@ impl View {
         let mut sum = QueueStats::default();
         self.watched.exports.get(id)?.iter().for_each(|queue| queue.add_to(&mut sum));
         Some(sum)
+    }
+
+    /// What the queues of all exports have counted for a disk; of one of several of an export without how long it took, and
+    /// without what is of the queues.
+    pub fn node_stats(&self, node_name: &str) -> QueueStats {
+        let mut sum = QueueStats::default();
+        for export in self.config.exports.iter().filter(|export| export.has_node(node_name)) {
+            for queue in self.watched.exports.get(&export.id).into_iter().flatten() {
+                match export.device {
+                    Device::VhostUserScsi(_) => queue.add_of_disk_to(node_name, &mut sum),
+                    Device::VhostUserBlk(_) | Device::Nbd(_) => queue.add_to(&mut sum),
+                }
+            }
+        }
+        sum
     }
 
     /// Whether an export is stopped because a request failed; one on its way out is not.

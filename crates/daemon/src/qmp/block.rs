@@ -133,8 +133,10 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&STATISTICS),
         returns: r#"[{"device", "node-name", "stats": {"rd_bytes", "rd_operations", ...}}]"#,
         about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev. Writes of \
-                zeroes count as writes. Members of QEMU's that nothing is counted for are 0: all times, which `x-egret` \
-                has, merged and invalid requests, zone appends, and the highest offset.",
+                zeroes count as writes, and so do WRITE AND VERIFY and COMPARE AND WRITE, with what they write alone. The \
+                blockdev of a logical unit has what was asked of that unit, but for notifications and latencies, which its \
+                export has alone. Members of QEMU's that nothing is counted for are 0: all times, which `x-egret` has, \
+                merged and invalid requests, zone appends, and the highest offset.",
         run: Run::Query(|view, arguments| {
             let Statistics { query_nodes } = typed(arguments)?;
             Ok(statistics(view, query_nodes))
@@ -266,17 +268,13 @@ fn node(view: &View, name: &str) -> Option<Value> {
 
 fn statistics(view: &View, by_node: bool) -> Value {
     let config = view.config();
-    let of = |export: &Export| view.export_stats(&export.id).unwrap_or_default();
     if !by_node {
+        let of = |export: &Export| view.export_stats(&export.id).unwrap_or_default();
         let show =
             |export: &Export| json!({ "device": export.id, "node-name": node_of(export), "stats": shown(&of(export)) });
         return config.exports.iter().map(show).collect();
     }
-    let show = |name: &str| {
-        let mut sum = QueueStats::default();
-        config.exports.iter().filter(|export| export.has_node(name)).for_each(|export| sum.add(&of(export)));
-        json!({ "node-name": name, "stats": shown(&sum) })
-    };
+    let show = |name: &str| json!({ "node-name": name, "stats": shown(&view.node_stats(name)) });
     config.node_names().into_iter().map(show).collect()
 }
 

@@ -46,6 +46,8 @@ fn discard_blocks(disk: &Disk, bytes: &Range<u64>) -> Result<(), Errno> {
             able.store(false, Ordering::Relaxed);
             Ok(())
         }
+        // See `zero_blocks`.
+        Err(Errno::BUSY) => Ok(()),
         other => other,
     }
 }
@@ -91,8 +93,9 @@ fn zero_blocks(disk: &Disk, bytes: &Range<u64>, unmap: bool) -> Result<bool, Err
                 able.store(false, Ordering::Relaxed);
                 Ok(false)
             }
-            // Some file systems refuse some ranges only.
-            Err(Errno::INVAL) => Ok(false),
+            // Some file systems refuse some ranges only, and Linux those of a device of which the page cache has something to
+            // write, as long as somebody else has the device for himself (a volume group or an array of the host's, `O_EXCL`).
+            Err(Errno::INVAL | Errno::BUSY) => Ok(false),
             Err(e) => Err(e),
         }
     };

@@ -1,6 +1,8 @@
 //! Discards, zeroes, and zeroes that are found in writes.
 
+use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::Ordering;
 
 use super::cached::evict;
@@ -180,4 +182,32 @@ fn zeroes_that_are_found_are_on_stable_storage_if_the_write_asked_for_it() {
             assert_eq!(rig.read(0, 8192), [vec![0; 4096], pattern(8192, 2)[4096..].to_vec()].concat());
         },
     );
+}
+
+#[test]
+fn zeroes_are_written_and_nothing_is_discarded_where_another_has_the_device_for_himself() {
+    let Some(device) = LoopDevice::new(MIB, 512) else { return };
+    let _holder = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&device.path).unwrap();
+    for (name, options, shared) in ways(&device.options()) {
+        println!("{name}");
+        let options = Options { discard: Discard::Unmap, detect_zeroes: DetectZeroes::On, ..options };
+        let ring = shared.then(shared_ring);
+        let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
+        for unmap in [None, Some(false), Some(true)] {
+            // What the page cache has of it is not written yet.
+            rig.write(0, &pattern(65536, 3)).unwrap();
+            match unmap {
+                None => rig.write(4096, &[0; 8192]).unwrap(),
+                Some(unmap) => rig.run(Op::WriteZeroes { unmap, fua: false }, 4096, 8192).unwrap(),
+            }
+            let mut expected = pattern(65536, 3);
+            expected[4096..12288].fill(0);
+            assert!(rig.read(0, 65536) == expected, "{unmap:?}");
+        }
+        rig.write(0, &pattern(65536, 4)).unwrap();
+        rig.run(Op::Discard, 4096, 8192).unwrap();
+        let read = rig.read(0, 65536);
+        assert!(read[..4096] == pattern(65536, 4)[..4096] && read[12288..] == pattern(65536, 4)[12288..]);
+        assert!(rig.disk.able.discard.load(Ordering::Relaxed), "it may be given back");
+    }
 }

@@ -35,6 +35,14 @@ impl Direction {
     }
 }
 
+/// What a request counts as.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cost {
+    pub(crate) bytes: u64,
+    /// It is all of what was asked for, or the first part.
+    pub(crate) is_first: bool,
+}
+
 /// One limit, and how far it is used up.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bucket {
@@ -148,9 +156,9 @@ impl Buckets {
     }
 
     /// Counts a request that begins.
-    pub(super) fn account(&mut self, direction: Direction, bytes: u64) {
-        let large = self.request_bytes > 0 && bytes > self.request_bytes;
-        let units = if large { bytes as f64 / self.request_bytes as f64 } else { 1.0 };
+    pub(super) fn account(&mut self, direction: Direction, Cost { bytes, is_first }: Cost) {
+        let large = self.request_bytes > 0 && (bytes > self.request_bytes || !is_first);
+        let units = if large { bytes as f64 / self.request_bytes as f64 } else { f64::from(u8::from(is_first)) };
         self.bytes.of(direction).into_iter().for_each(|bucket| bucket.fill(bytes as f64));
         self.requests.of(direction).into_iter().for_each(|bucket| bucket.fill(units));
     }
@@ -223,8 +231,8 @@ mod tests {
             [(512, 0, 1.0), (1024, 0, 1.0), (1024, 17 * 512, 1.0), (64 * 512, 13 * 512, 64.0 / 13.0)]
         {
             let mut buckets = Buckets::new(&Limits { bytes: rate(150), requests: rate(150), request_bytes });
-            buckets.account(Direction::Read, bytes);
-            buckets.account(Direction::Write, bytes);
+            buckets.account(Direction::Read, Cost { bytes, is_first: true });
+            buckets.account(Direction::Write, Cost { bytes, is_first: true });
             let levels = |all: &ByDirection| [all.total.level, all.read.level, all.write.level];
             let expected = |one: f64| [2.0 * one, one, one];
             let near = |a: [f64; 3], b: [f64; 3]| a.into_iter().zip(b).all(|(a, b)| is(a, b));
@@ -293,7 +301,7 @@ mod tests {
         let rates = Rates { total: limit(1000, 0, 1), ..Rates::default() };
         let mut buckets = Buckets::new(&Limits { requests: rates, ..Limits::default() });
         buckets.leak(Nanos::from_millis(1000));
-        (0..200).for_each(|_| buckets.account(Direction::Read, 512));
+        (0..200).for_each(|_| buckets.account(Direction::Read, Cost { bytes: 512, is_first: true }));
         buckets.leak(Nanos::from_millis(500));
         buckets.leak(Nanos::from_millis(1010));
         assert!(is(buckets.requests.total.level, 190.0));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use egret_event_loop::Nanos;
 
-use super::buckets::Direction;
+use super::buckets::{Cost, Direction};
 use super::group::{Throttle, ThrottleGroupMember};
 use super::schedule::{ByDirection, QueueId};
 use crate::request::{Request, RequestToken};
@@ -31,7 +31,8 @@ pub(crate) struct ThrottledQueue {
 }
 
 enum Waiting {
-    Here(Request),
+    /// It may be of several that are one request to whoever asked for them: of these the first alone counts as a request.
+    Here { request: Request, is_first: bool },
     /// It was taken back, and has a ticket.
     Kept(Place),
 }
@@ -51,16 +52,16 @@ impl Place {
 }
 
 impl Waiting {
-    const fn bytes(&self) -> u64 {
+    const fn cost(&self) -> Cost {
         match self {
-            Self::Here(request) => request.len,
-            Self::Kept(place) => place.bytes,
+            Self::Here { request, is_first } => Cost { bytes: request.len, is_first: *is_first },
+            Self::Kept(place) => Cost { bytes: place.bytes, is_first: true },
         }
     }
 
     fn here(self) -> Option<Request> {
         match self {
-            Self::Here(request) => Some(request),
+            Self::Here { request, .. } => Some(request),
             Self::Kept(_) => None,
         }
     }
@@ -97,21 +98,22 @@ impl ThrottledQueue {
     }
 
     /// Takes a request in.
-    pub(crate) fn push(&mut self, direction: Direction, request: Request) {
-        if self.kept == 0 {
-            return self.waiting[direction as usize].push_back(Waiting::Here(request));
-        }
+    pub(crate) fn push(&mut self, direction: Direction, request: Request, is_first: bool) {
         let place = Place::of(direction, &request);
+        let one = Waiting::Here { request, is_first };
+        if self.kept == 0 {
+            return self.waiting[direction as usize].push_back(one);
+        }
         let (waiting, taken_again) = (&mut self.waiting[direction as usize], &mut self.taken_again[direction as usize]);
         let from = waiting.len().min(*taken_again);
         let is_its = |at: &usize| matches!(waiting[*at], Waiting::Kept(other) if other == place);
         match (from..waiting.len()).chain(0..from).find(is_its) {
             Some(at) => {
-                waiting[at] = Waiting::Here(request);
+                waiting[at] = one;
                 *taken_again = at + 1;
                 self.kept -= 1;
             }
-            None => waiting.push_back(Waiting::Here(request)),
+            None => waiting.push_back(one),
         }
     }
 
@@ -129,7 +131,7 @@ impl ThrottledQueue {
         for direction in Direction::BOTH {
             let (waiting, asked) = (&waiting[direction as usize], &mut asked[direction as usize]);
             for one in waiting.range(*asked..) {
-                schedule.ask(member.disk, *id, direction, one.bytes());
+                schedule.ask(member.disk, *id, direction, one.cost());
             }
             *asked = waiting.len();
         }
@@ -140,7 +142,7 @@ impl ThrottledQueue {
             let at = direction as usize;
             for one in waiting[at].drain(..granted[at]) {
                 match one {
-                    Waiting::Here(request) => released.push_back(request),
+                    Waiting::Here { request, .. } => released.push_back(request),
                     Waiting::Kept(place) => {
                         *kept -= 1;
                         turns.push_back(place);
@@ -168,7 +170,7 @@ impl ThrottledQueue {
         for direction in Direction::BOTH {
             let at = direction as usize;
             for one in self.waiting[at].range_mut(..self.asked[at]) {
-                let Waiting::Here(request) = one else { continue };
+                let Waiting::Here { request, .. } = one else { continue };
                 if is_wanted(request) {
                     let place = Waiting::Kept(Place::of(direction, request));
                     into.extend(mem::replace(one, place).here());

@@ -1,6 +1,6 @@
 //! Whose turn it is in a group.
 //!
-//! Requests that wait are known here by tickets: how large each is, and on which queue (one disk's requests on one I/O
+//! Requests that wait are known here by tickets: what each counts as, and on which queue (one disk's requests on one I/O
 //! thread's queue) it waits. As soon as the buckets have room tickets are granted, one disk after the other, so that of
 //! two disks with something to do neither gets more for having more of it waiting; and one direction after the other,
 //! as far as both are limited. Among the tickets of one disk the oldest is the first.
@@ -15,7 +15,7 @@ use std::ops::Bound;
 
 use egret_event_loop::Nanos;
 
-use super::buckets::{Buckets, Direction};
+use super::buckets::{Buckets, Cost, Direction};
 use super::limits::Limits;
 
 /// A disk of the group.
@@ -32,7 +32,7 @@ pub(super) type ByDirection<T> = [T; 2];
 struct Ticket {
     /// One that is closed has begun what this is for.
     queue: QueueId,
-    bytes: u64,
+    cost: Cost,
 }
 
 /// What a disk waits for and what it owes.
@@ -148,9 +148,9 @@ impl Schedule {
     }
 
     /// A request waits from here on.
-    pub(super) fn ask(&mut self, disk: DiskId, queue: QueueId, direction: Direction, bytes: u64) {
+    pub(super) fn ask(&mut self, disk: DiskId, queue: QueueId, direction: Direction, cost: Cost) {
         if let Some(disk) = self.disks.get_mut(&disk) {
-            disk.of[direction as usize].push_back(Ticket { queue, bytes });
+            disk.of[direction as usize].push_back(Ticket { queue, cost });
         }
     }
 
@@ -186,8 +186,8 @@ impl Schedule {
             self.last[direction as usize] = disk;
             self.last_direction = direction;
             let Some(Tickets { of, debt }) = self.disks.get_mut(&disk) else { return };
-            let Some(Ticket { queue, bytes }) = of[direction as usize].pop_front() else { return };
-            self.buckets.account(direction, bytes);
+            let Some(Ticket { queue, cost }) = of[direction as usize].pop_front() else { return };
+            self.buckets.account(direction, cost);
             match self.granted.get_mut(&queue) {
                 Some(granted) => granted[direction as usize] += 1,
                 None => {

@@ -24,10 +24,18 @@ pub(crate) struct ThrottledSlot {
 
 impl ThrottledSlot {
     /// Takes a request in, which waits if it has a direction to be limited in, unless it has had its turn.
-    pub(crate) fn enqueue(&mut self, throttle: &Throttle, direction: Option<Direction>, request: Request) {
+    pub(crate) fn enqueue(
+        &mut self,
+        throttle: &Throttle,
+        direction: Option<Direction>,
+        request: Request,
+        is_first: bool,
+    ) {
         let Self { queue, released, turns, .. } = self;
         match direction.and_then(|direction| Some((direction, ThrottledQueue::current(queue, throttle, released)?))) {
-            Some((direction, queue)) if !take_turn(turns, direction, &request) => queue.push(direction, request),
+            Some((direction, queue)) if !take_turn(turns, direction, &request) => {
+                queue.push(direction, request, is_first);
+            }
             _ => released.push_back(request),
         }
     }

@@ -18,7 +18,7 @@ use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 
 use egret_disk::{EngineSet, Op, Slab};
-use egret_event_loop::Nanos;
+use egret_event_loop::{Nanos, clock};
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
 use egret_nbd::{Channel, ChannelError, Received};
 use egret_vring::memory::Buffers;
@@ -132,6 +132,13 @@ struct Command {
 impl Command {
     const fn has_ended(&self) -> bool {
         self.is_cut && self.parts == 0
+    }
+
+    /// Counts what was done of it for a client that is gone, when no more of it is to come back.
+    fn count_if_over(&self, core: &Core, now: Nanos) {
+        if self.parts == 0 {
+            core.counters.count_op(self.kind.request_type(), self.cut, self.failed.is_none(), now - self.begun);
+        }
     }
 
     /// A read whose data comes in one go, in its order, and with nothing in between.
@@ -306,8 +313,19 @@ impl Client {
                 core.pool.give_back(buffers);
             }
         }
-        if let Current::Receive { buffers, .. } = std::mem::replace(&mut self.current, Current::Header) {
-            core.pool.give_back(buffers);
+        let current = match std::mem::replace(&mut self.current, Current::Header) {
+            Current::Receive { command, buffers, .. } => {
+                if let Some(command) = self.commands.get_mut(command) {
+                    command.cut -= buffers.bytes().len() as u64;
+                }
+                core.pool.give_back(buffers);
+                command
+            }
+            Current::Cut(command) => command,
+            Current::Header | Current::Skip(_) => return,
+        };
+        if let Some(command) = self.commands.get_mut(current).filter(|command| command.cut > 0) {
+            command.count_if_over(core, clock::now());
         }
     }
 
@@ -429,6 +447,7 @@ impl Client {
         let to = ReplyTo { headers: self.headers, cookie: request.cookie, offset: request.offset };
         match Kind::of(&request, self.headers, self.contexts, core) {
             Err(why) => {
+                core.counters.count_op(Kind::request_type_of(request.command), 0, false, Nanos::ZERO);
                 self.tell(to.failed(why), Data::None);
                 self.current = if data > 0 { Current::Skip(data) } else { Current::Header };
             }
@@ -499,7 +518,8 @@ impl Client {
         }
         self.in_flight += 1;
         let buffers = if data > 0 { core.pool.take(data) } else { Buffers::default() };
-        core.push(engines, (self.id, index), op, offset..offset + len, buffers);
+        let is_first = offset == command.to.offset;
+        core.push(engines, (self.id, index), op, offset..offset + len, buffers, is_first);
         Ok(Step::Done)
     }
 
@@ -521,7 +541,8 @@ impl Client {
             self.current = Current::Cut(index);
         }
         self.in_flight += 1;
-        core.push(engines, (self.id, index), Op::Write { fua }, offset..offset + len, buffers);
+        let is_first = offset == command.to.offset;
+        core.push(engines, (self.id, index), Op::Write { fua }, offset..offset + len, buffers, is_first);
         Ok(Step::Done)
     }
 }

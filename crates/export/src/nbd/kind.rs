@@ -32,6 +32,18 @@ impl Kind {
         }
     }
 
+    /// What a request counts as that is refused.
+    pub(super) const fn request_type_of(command: u16) -> RequestType {
+        match command {
+            command::READ => RequestType::Read,
+            command::WRITE => RequestType::Write,
+            command::FLUSH => RequestType::Flush,
+            command::TRIM => RequestType::Discard,
+            command::WRITE_ZEROES => RequestType::WriteZeroes,
+            _ => RequestType::Other,
+        }
+    }
+
     /// What a request asks for, if it may.
     ///
     /// # Errors

@@ -113,12 +113,13 @@ impl Core {
         op: Op,
         bytes: Range<u64>,
         buffers: Buffers,
+        is_first: bool,
     ) {
         let Some(slot) = self.slot else { return };
         let (offset, len) = (bytes.start, bytes.end - bytes.start);
         let part = self.parts.insert(Part { client: client.index, command, offset, len: len as u32 });
         let token = RequestToken::new(self.source, part as u16);
-        engines.push(slot, Request { op, offset, len, buffers: Lent::of_pages(buffers), token });
+        engines.push_part(slot, Request { op, offset, len, buffers: Lent::of_pages(buffers), token }, is_first);
     }
 
     /// Asks the export's thread what is allocated.
@@ -222,7 +223,7 @@ impl Lane {
         }
         // A lane that is stopped does them, too: they are the ends of what has begun, and this disk has to have them.
         while let Some(of) = self.core.flushes.pop() {
-            self.core.push(engines, of, Op::Flush, 0..0, Buffers::default());
+            self.core.push(engines, of, Op::Flush, 0..0, Buffers::default(), false);
         }
         if self.is_stopped {
             return;

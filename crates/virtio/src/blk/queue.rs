@@ -206,11 +206,18 @@ impl RequestModel for BlkQueue {
             }
             Ok(Asked::Nothing { request_type, bytes, written }) => {
                 set_status(memory, status, Status::Ok);
-                Next::Complete(Completed { head, written: written + 1, request_type, bytes, status: Status::Ok })
+                Next::Complete(Completed {
+                    head,
+                    written: written + 1,
+                    request_type,
+                    bytes,
+                    status: Status::Ok,
+                    disk: None,
+                })
             }
             Err(Refused { request_type, bytes, status: told }) => {
                 set_status(memory, status, told);
-                Next::Complete(Completed { head, written: 1, request_type, bytes, status: told })
+                Next::Complete(Completed { head, written: 1, request_type, bytes, status: told, disk: None })
             }
         })
     }
@@ -229,7 +236,7 @@ impl RequestModel for BlkQueue {
             Err(_) => (Status::IoError, 0),
         };
         set_status(memory, byte, status);
-        Next::Complete(Completed { head, written: data + 1, request_type, bytes, status })
+        Next::Complete(Completed { head, written: data + 1, request_type, bytes, status, disk: None })
     }
 }
 

@@ -148,7 +148,7 @@ impl ControlQueue {
 
 fn respond(memory: &GuestMemory, head: u16, room: &[IoVec], response: &[u8]) -> Completed {
     let written = memory.scatter(room, response) as u32;
-    Completed { head, written, request_type: RequestType::Other, bytes: 0, status: Status::Ok }
+    Completed { head, written, request_type: RequestType::Other, bytes: 0, status: Status::Ok, disk: None }
 }
 
 impl ControlModel for ControlQueue {
@@ -184,7 +184,7 @@ impl ControlModel for ControlQueue {
             }
             _ => {
                 let status = Status::Unsupported;
-                Ok(Some(Completed { head, written: 0, request_type: RequestType::Other, bytes: 0, status }))
+                Ok(Some(Completed { head, written: 0, request_type: RequestType::Other, bytes: 0, status, disk: None }))
             }
         }
     }

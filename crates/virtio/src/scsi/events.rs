@@ -155,6 +155,7 @@ impl EventModel for EventQueue {
             request_type: RequestType::Other,
             bytes: 0,
             status: Status::Ok,
+            disk: None,
         };
         if (chain.writable_len() as usize) < EVENT {
             events.lose();

@@ -2,6 +2,7 @@
 
 mod header;
 
+use std::cmp;
 use std::collections::VecDeque;
 use std::mem;
 use std::slice;
@@ -59,7 +60,7 @@ struct Slot {
     /// Bytes of data in either direction.
     data_in: u32,
     data_out: u32,
-    /// What it asked of the disk.
+    /// What it asked of the disk, of what it counts as.
     bytes: u64,
     /// The command's identifier (`id`), which the driver chose.
     tag: u64,
@@ -329,9 +330,18 @@ impl ScsiQueue {
             Op::Discard => RequestType::Discard,
             Op::WriteZeroes { .. } => RequestType::WriteZeroes,
         };
-        // It counts as what it does first; but a flush is only the way to the rest, where there is one.
-        slot.request_type = slot.request_type.filter(|before| *before != RequestType::Flush).or(Some(request_type));
-        slot.bytes += len;
+        // It counts as what it is for, and the bytes of that alone: of all that it does the first change, or else the first read; a
+        // flush is only the way to the rest, where there is one.
+        let weight = |of| match of {
+            RequestType::Flush => 0,
+            RequestType::Read => 1,
+            _ => 2,
+        };
+        match slot.request_type.map(weight).cmp(&Some(weight(request_type))) {
+            cmp::Ordering::Less => (slot.request_type, slot.bytes) = (Some(request_type), len),
+            cmp::Ordering::Equal => slot.bytes += len,
+            cmp::Ordering::Greater => {}
+        }
         Request { op, offset, len, buffers, token }
     }
 
@@ -369,11 +379,13 @@ impl ScsiQueue {
         let written = room as u64 + if slot.data_in > 0 { moved } else { 0 };
         let request_type = slot.request_type.take().unwrap_or(RequestType::Other);
         let bytes = mem::take(&mut slot.bytes);
-        let completed = Completed { head, written: written as u32, request_type, bytes, status: told(response, &done) };
-        if let Some(unit) = slot.unit.take() {
+        let disk = slot.unit.take().map(|unit| {
+            let disk = self.view.lun(unit as usize).disk;
             self.view.leave(unit as usize);
-        }
-        completed
+            disk
+        });
+        let status = told(response, &done);
+        Completed { head, written: written as u32, request_type, bytes, status, disk }
     }
 
     /// Aborts a command that is in progress and has no disk operation in flight.

@@ -410,10 +410,36 @@ fn a_command_of_several_operations_goes_on_until_it_is_done() {
     let Next::Submit(_, write) = line.end(read, Ok(())) else { panic!("the write follows") };
     assert_eq!((write.op, write.len), (Op::Write { fua: false }, 512));
     let told = line.ended(write, Ok(()));
-    assert_eq!((told.status, told.ended.bytes), (GOOD, 1024));
+    assert_eq!((told.status, told.ended.request_type, told.ended.bytes), (GOOD, crate::RequestType::Write, 512));
     let Next::Submit(_, write) = line.resumed() else { panic!("its turn has come") };
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
     assert_eq!(line.guest.queue.in_flight(), 0);
+}
+
+#[test]
+fn what_is_read_after_it_was_written_counts_as_written_alone() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    line.guest.write(BUFFER, &[0; 1024]);
+    // WRITE AND VERIFY of two blocks, by their bytes.
+    let mut cdb = write10(0, 2);
+    (cdb[0], cdb[1]) = (0x2e, 0x02);
+    let (_, write) = line.submitted(FIRST, 1, &cdb, &[piece(BUFFER, 1024)], &[]);
+    assert_eq!((write.op, write.len), (Op::Write { fua: true }, 1024));
+    let Next::Submit(_, read) = line.end(write, Ok(())) else { panic!("it is verified") };
+    assert_eq!((read.op, read.len), (Op::Read, 1024));
+    let told = line.ended(read, Ok(()));
+    assert_eq!((told.status, told.ended.request_type, told.ended.bytes), (GOOD, crate::RequestType::Write, 1024));
+}
+
+#[test]
+fn a_comparison_that_finds_something_else_counts_as_a_read() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    line.guest.write(BUFFER, &[1; 1024]);
+    let (_, read) = line.submitted(FIRST, 1, &compare_and_write(0), &[piece(BUFFER, 1024)], &[]);
+    let told = line.ended(read, Ok(()));
+    assert_eq!((told.status, told.ended.request_type), (CHECK_CONDITION, crate::RequestType::Read));
 }
 
 /// A queue with COMPARE AND WRITEs of these blocks, of which these are the reads, and `count` writes of block 0 that wait.

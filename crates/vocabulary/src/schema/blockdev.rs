@@ -147,7 +147,7 @@ options! {
         /// What makes it active, from then on; `none` is so from the beginning.
         #[serde(with = "as_word")]
         event: DebugEvent, ValueType::Word(words::<DebugEvent>);
-        /// The state in which the event does that.
+        /// The state in which the event does that; 0 is any.
         state: Option<u32>, ValueType::Number(0, u32::MAX as u64, ""), unset "any";
         /// Which requests it is for.
         #[serde(with = "as_word::optional")]
@@ -168,7 +168,7 @@ options! {
         /// What brings it about.
         #[serde(with = "as_word")]
         event: DebugEvent, ValueType::Word(words::<DebugEvent>);
-        /// The state in which it does.
+        /// The state in which it does; 0 is any.
         state: Option<u32>, ValueType::Number(0, u32::MAX as u64, ""), unset "any";
         /// The state from then on.
         new_state: u32, ValueType::Number(0, u32::MAX as u64, "");

@@ -3,6 +3,8 @@
 use super::*;
 use crate::throttle::{Limit, Rates};
 
+const WHOLE: Cost = Cost { bytes: 4096, is_first: true };
+
 fn limits(requests: Limit) -> Limits {
     Limits { requests: Rates { total: requests, ..Rates::default() }, ..Limits::default() }
 }
@@ -21,7 +23,7 @@ struct Load {
 
 fn load(schedule: &mut Schedule, disk: DiskId, direction: Direction, depth: u64) -> Load {
     let queue = schedule.open();
-    (0..depth).for_each(|_| schedule.ask(disk, queue, direction, 4096));
+    (0..depth).for_each(|_| schedule.ask(disk, queue, direction, WHOLE));
     Load { disk, queue, direction, begun: 0 }
 }
 
@@ -38,7 +40,7 @@ fn run(schedule: &mut Schedule, loads: &mut [Load], seconds: u64) {
         schedule.grant(now);
         let taken = schedule.take(load.queue)[load.direction as usize];
         load.begun += taken as u64;
-        (0..taken).for_each(|_| schedule.ask(load.disk, load.queue, load.direction, 4096));
+        (0..taken).for_each(|_| schedule.ask(load.disk, load.queue, load.direction, WHOLE));
         // One that has just begun some has others waiting at once, and a look at the same moment serves those.
         looks[at] = schedule.next(load.direction, now).max(now + Nanos(u64::from(taken > 0)));
     }
@@ -114,7 +116,7 @@ fn a_limit_on_writes_leaves_reads_alone() {
     let disk = schedule.join();
     let queue = schedule.open();
     for direction in Direction::BOTH {
-        (0..100).for_each(|_| schedule.ask(disk, queue, direction, 4096));
+        (0..100).for_each(|_| schedule.ask(disk, queue, direction, WHOLE));
     }
     schedule.grant(Nanos::ZERO);
     assert_eq!(schedule.take(queue), [100, 2]);
@@ -223,7 +225,7 @@ fn new_limits_begin_with_nothing_used_up() {
     schedule.grant(Nanos::ZERO);
     assert_eq!(schedule.take(load.queue), [1, 0]);
     let closed = schedule.open();
-    schedule.ask(disk, closed, Direction::Read, 4096);
+    schedule.ask(disk, closed, Direction::Read, WHOLE);
     schedule.close(disk, closed);
     assert!(schedule.debt(disk, Nanos::ZERO).owed > 0);
     schedule.set_limits(limits(average(200)));
@@ -237,4 +239,23 @@ fn new_limits_begin_with_nothing_used_up() {
 
 fn begun(loads: &[Load]) -> Vec<u64> {
     loads.iter().map(|load| load.begun).collect()
+}
+
+#[test]
+fn what_is_asked_for_in_parts_counts_as_one_request_and_with_all_its_bytes() {
+    let parts = |limits: Limits| {
+        let mut schedule = Schedule::new(limits);
+        let (disk, queue) = (schedule.join(), schedule.open());
+        for is_first in [[true; 1].as_slice(), &[false; 31], &[true; 2]].concat() {
+            schedule.ask(disk, queue, Direction::Read, Cost { is_first, ..WHOLE });
+        }
+        schedule.grant(Nanos::ZERO);
+        schedule.take(queue)[Direction::Read as usize]
+    };
+    // One goes over the brim, of requests and of bytes.
+    assert_eq!(parts(limits(average(10))), 33);
+    let bytes = Rates { total: average(10 * 4096), ..Rates::default() };
+    assert_eq!(parts(Limits { bytes, ..Limits::default() }), 2);
+    // Where so many bytes are a request of their own, those of parts are likewise.
+    assert_eq!(parts(Limits { request_bytes: 2 * 4096, ..limits(average(60)) }), 12);
 }

@@ -38,13 +38,18 @@ impl Client {
     ) -> Result<(), Option<String>> {
         self.in_flight -= 1;
         let data = buffers.bytes().len();
-        let command = self.commands.get_mut(part.command).filter(|_| self.channel.is_some());
-        let Some(command) = command else {
+        let Some(command) = self.commands.get_mut(part.command) else {
             core.pool.give_back(buffers);
             return Ok(());
         };
         command.parts -= 1;
         command.failed = command.failed.or(result.err());
+        if self.channel.is_none() {
+            // Nobody is told, and no more of it is done.
+            command.count_if_over(core, now);
+            core.pool.give_back(buffers);
+            return Ok(());
+        }
         let (to, is_last) = (command.to, command.has_ended());
         if command.kind != Kind::Read {
             self.memory -= data;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use egret_disk::{
     BlockLimits, Blocks, DebugEvent, DebugRules, Driver, Engine, EngineError, EngineOptions, InjectError, IoType,
-    OpenCause, Options, Remote, RemoteDisk, RemoteKind, Shape,
+    Limit, Limits, OpenCause, Options, Rates, Remote, RemoteDisk, RemoteKind, Shape, ThrottleGroup,
 };
 use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice};
 use egret_nbd::Channel;
@@ -343,6 +343,31 @@ fn a_long_read_is_done_part_by_part_and_alone_where_its_data_comes_without_its_p
 }
 
 #[test]
+fn a_request_that_is_done_in_parts_counts_once_against_limits() {
+    const PARTS: usize = 32;
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let total = Limit { average: 1, burst: PARTS as u64, burst_seconds: 1 };
+    let limits = Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() };
+    fixture.lane().core.disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    let mut client = fixture.connect(request(0, command::READ, (PARTS * MIB) as u64));
+    let mut left = 16 + PARTS * MIB;
+    while left > 0 {
+        fixture.io.turn().unwrap();
+        left -= heard(&mut client);
+    }
+    // If it did count for each part a second would go by between these, and in a turn.
+    client.write_all(&request(0, command::READ, 512).repeat(PARTS)).unwrap();
+    let mut left = PARTS * (16 + 512);
+    for _ in 0..8 {
+        if left > 0 {
+            fixture.io.turn().unwrap();
+            left -= heard(&mut client);
+        }
+    }
+    assert_eq!(left, 0);
+}
+
+#[test]
 fn nothing_is_begun_behind_a_read_whose_data_comes_without_its_place_before_the_last_of_it_is_back() {
     // Longer than turns are, in which a client has so much work and no more.
     let slow = Driver::Null { size: 64 << 20, latency: Nanos::from_millis(20), read_zeroes: false };
@@ -408,6 +433,64 @@ fn the_memory_of_a_client_is_given_back_however_its_requests_end_and_whatever_it
             settle(&mut fixture, &mut client);
         }
     }
+}
+
+/// How many requests have succeeded, how many bytes that were, and how many have failed, by their types.
+fn counted(fixture: &mut Fixture) -> Vec<(RequestType, u64, u64, u64)> {
+    let counters = Arc::clone(&fixture.lane().core.counters);
+    let all = RequestType::ALL.map(|of| (of, counters.op(of)));
+    let some = all.into_iter().filter(|(_, stats)| stats.requests > 0);
+    some.map(|(of, stats)| (of, stats.succeeded(), stats.bytes, stats.errors)).collect()
+}
+
+#[test]
+fn what_is_done_for_a_client_that_does_not_wait_for_it_is_counted() {
+    let write = |len: usize, sent: usize| [request(0, command::WRITE, len as u64), vec![1; sent]].concat();
+    let trim = request(command_flag::FUA, command::TRIM, 4096);
+    for (asked, requests, bytes) in [
+        // All of it is in flight when it goes; or a part is, and another will never come whole; or none is any more.
+        (write(4096, 4096).repeat(3), 3, 3 * 4096),
+        (write(3 * MIB, MIB + 512), 1, MIB),
+        (write(3 * MIB, 2 * MIB), 1, 2 * MIB),
+        (write(4096, 512), 0, 0),
+    ] {
+        for latency in [Nanos::ZERO, Nanos::from_millis(50)] {
+            let mut fixture = Fixture::of_zeroes(latency);
+            let mut client = fixture.connect(asked.clone());
+            fixture.await_clients(1);
+            while fixture.goes_on() && latency == Nanos::ZERO {}
+            heard(&mut client);
+            drop(client);
+            while fixture.lane().clients.iter().any(Option::is_some) {
+                fixture.io.turn().unwrap();
+            }
+            let expected = (requests > 0).then_some((RequestType::Write, requests, bytes as u64, 0));
+            assert_eq!(counted(&mut fixture), Vec::from_iter(expected), "{requests} of {bytes}, {latency}");
+        }
+    }
+    let mut fixture = Fixture::of_zeroes(Nanos::from_millis(50));
+    drop(fixture.connect(trim));
+    fixture.await_clients(1);
+    while fixture.lane().clients.iter().any(Option::is_some) {
+        fixture.io.turn().unwrap();
+    }
+    assert_eq!(counted(&mut fixture), [(RequestType::Discard, 1, 4096, 0)]);
+}
+
+#[test]
+fn what_is_refused_counts_as_failed() {
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let asked = [command::READ, command::TRIM, command::WRITE_ZEROES, command::FLUSH, command::CACHE, 99];
+    let asked = asked.map(|command| request(0, command, 511));
+    let write = [request(0, command::WRITE, 511), vec![1; 511]].concat();
+    let mut client = fixture.connect([asked.concat(), write].concat());
+    let mut left = 7 * 16;
+    while left > 0 {
+        fixture.io.turn().unwrap();
+        left -= heard(&mut client);
+    }
+    let expected = RequestType::ALL.map(|of| (of, 0, 0, if of == RequestType::Other { 2 } else { 1 }));
+    assert_eq!(counted(&mut fixture), expected);
 }
 
 /// A disk of which only its shape is asked for.
