@@ -93,9 +93,14 @@ fn what_the_process_may_not_do_is_a_refusal_to_start_that_says_what_would_be_rig
 #[test]
 fn a_recording_that_could_not_be_written_at_the_end_is_refused_and_no_other_file_is_overwritten() {
     let scratch = scratch_with_an_image();
+    let fifo = scratch.image_path("disk").with_extension("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     for (words, said) in [
         ("--record-waits $socket/waits", ["--record-waits", "No such file or directory"]),
         ("--record-waits $image", ["--record-waits", "something other than recorded waits"]),
+        ("--record-waits $image/waits", ["--record-waits", "Not a directory"]),
+        ("--record-waits /", ["--record-waits", "'/' is no file"]),
+        (&format!("--record-waits {}", fifo.display()), ["--record-waits", "is no file"]),
     ] {
         refuses(&scratch, serve(&scratch, &format!("{DISK} {EXPORT} {words}")), &said);
     }

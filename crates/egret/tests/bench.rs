@@ -383,14 +383,7 @@ fn fio_over_ssh_ends_with_the_connection() {
              [[load]]\nprocesses = true\nruntime = '10m'\n",
             scratch.image("image", 16 << 20).display()
         ));
-        let programs = lab.scratch.path("bin");
-        fs::create_dir(&programs).unwrap();
-        // What runs there is in a session of its own, as sshd has it, and has nothing of the connection but its end.
-        let ssh = "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\ncat | setsid sh -c \"$1\" | cat\n";
-        fs::write(programs.join("ssh"), ssh).unwrap();
-        fs::set_permissions(programs.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
-        let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
-        let mut child = Reaped(lab.bench(&[]).env("PATH", path).spawn().unwrap());
+        let mut child = Reaped(lab.bench(&[]).env("PATH", path_with_an_ssh(&lab.scratch)).spawn().unwrap());
         let there = |name: &str| {
             let has_folder = |process: &PathBuf| {
                 let folder = fs::read_link(process.join("cwd"));
@@ -407,6 +400,38 @@ fn fio_over_ssh_ends_with_the_connection() {
         await_that("all to end there", || there("") == 0);
         await_that("the folder there to vanish", || fs::read_dir(lab.scratch.path("tmp")).unwrap().next().is_none());
     }
+}
+
+/// A path to programs, of which `ssh` connects to this machine. What it runs is in a session of its own, as sshd has it, and has
+/// nothing of the connection but its end.
+fn path_with_an_ssh(scratch: &Scratch) -> String {
+    let programs = scratch.path("bin");
+    fs::create_dir(&programs).unwrap();
+    let ssh = "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\ncat | setsid sh -c \"$1\" | cat\n";
+    fs::write(programs.join("ssh"), ssh).unwrap();
+    fs::set_permissions(programs.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", programs.display(), std::env::var("PATH").unwrap())
+}
+
+#[test]
+fn a_load_that_only_reads_leaves_a_file_over_ssh_as_it_is_though_it_wants_more_of_it_than_there_is() {
+    if !has_or_skips("fio") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.image("image", 4 << 20);
+    let content = vec![7; 4 << 20];
+    fs::write(&image, &content).unwrap();
+    let lab = Lab::new(&format!(
+        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'null'\n\
+         [[subject]]\nname = 's'\nstack = 'ssh'\nclient = 'ssh:there'\ndisk = '{}'\n\
+         [[load]]\nrw = 'randread'\nsize = '16M'\nruntime = '100ms'\nramp-time = '0s'\n",
+        image.display()
+    ));
+    let ended = lab.bench(&[]).env("PATH", path_with_an_ssh(&lab.scratch)).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("fio"), "it came that far: {said}");
+    assert_eq!(fs::read(&image).unwrap(), content);
 }
 
 /// A plan with profiles, and the path to a `perf` that does what a script says.

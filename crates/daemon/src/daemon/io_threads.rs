@@ -55,10 +55,9 @@ impl Daemon {
         disks: impl IntoIterator<Item = &'a Arc<Disk>> + Clone,
     ) -> Result<(), StartError> {
         for thread in iothreads_of(export).collect::<BTreeSet<_>>() {
-            for disk in disks.clone() {
-                let made = self.io_threads[thread].make_engines(disk);
-                made.map_err(|e| StartError::Engine(export.id.clone(), e))?;
-            }
+            let disks = disks.clone().into_iter().cloned().collect();
+            let made = self.io_threads[thread].make_engines(disks);
+            made.map_err(|e| StartError::Engine(export.id.clone(), e))?;
         }
         Ok(())
     }
@@ -255,10 +254,10 @@ impl RunningIoThread {
         &self.handle
     }
 
-    /// Makes the engines that `disk` needs, or says why they cannot be had.
-    fn make_engines(&self, disk: &Arc<Disk>) -> Result<(), String> {
-        let disk = Arc::clone(disk);
-        let made = self.handle.call(move |target| target.backend().make_engines(&disk));
+    /// Makes the engines that `disks` need, or says why they cannot be had.
+    fn make_engines(&self, disks: Vec<Arc<Disk>>) -> Result<(), String> {
+        let made =
+            self.handle.call(move |target| disks.iter().try_for_each(|disk| target.backend().make_engines(disk)));
         made.map_err(|e| e.to_string())?.map_err(|e| e.to_string())
     }
 

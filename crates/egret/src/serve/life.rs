@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Read as _, stdout};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -283,7 +284,12 @@ fn may_record(path: &Path) -> Result<()> {
             let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
             std::fs::read_dir(directory).with_context(|| directory.display().to_string())?;
         }
-        _ => {}
+        // Whoever opens a FIFO waits for somebody who reads, and nobody is to be waited for at the end.
+        Ok(found) if found.is_dir() || found.file_type().is_fifo() => {
+            bail!("'{}' is no file; name one", path.display());
+        }
+        Ok(_) => {}
+        Err(error) => return Err(error).with_context(|| path.display().to_string()),
     }
     Ok(())
 }

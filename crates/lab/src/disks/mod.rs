@@ -327,7 +327,8 @@ impl Disks {
     pub fn restore(&self, plan: &DiskPlan) -> io::Result<()> {
         let made = size(plan);
         for path in self.disks.iter().filter_map(|disk| if let Disk::File(path) = disk { Some(path) } else { None }) {
-            let file = File::options().write(true).open(path)?;
+            let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+            let file = File::options().write(true).open(path).map_err(named)?;
             let now = file.metadata()?.len();
             if now != made {
                 file.set_len(made)?;

@@ -316,7 +316,7 @@ impl Load {
         let path = path.display();
         if let Some(key) = crate::stack::fio::goes_elsewhere(&text) {
             return complain(format!(
-                "{path} has {key}, by which fio uses something else than the disk that it is run on, the plan's: leave it out"
+                "{path} has {key}, by which fio uses something else than the disk that it is run on, the plan's, or removes it: leave it out"
             ));
         }
         crate::stack::fio::hides_its_order(&text).map_or(Ok(()), |key| {

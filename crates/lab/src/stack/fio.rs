@@ -310,11 +310,13 @@ pub fn may_write(job_file: &str) -> bool {
 }
 
 /// The key of a job file by which fio uses something else than the disk that it is run on: other files, which it adds to
-/// that one or leaves behind, what an engine has on other machines, or what is said where nobody looks.
+/// that one or leaves behind, what an engine has on other machines, or what is said where nobody looks; or removes that disk.
 pub fn goes_elsewhere(job_file: &str) -> Option<&str> {
     let goes_elsewhere = |key: &str, value: &str| match key {
         "filename" | "filename_format" | "directory" | "opendir" => true,
         "read_iolog" | "merge_blktrace_file" | "profile" => true,
+        "unlink" | "unlink_each_loop" => value != "0",
+        "ioengine" => matches!(value, "filedelete" | "dirdelete"),
         // Of engines: nbd, rbd and rados, net and rdma, http, nfs, glusterfs, libhdfs, dfs, libblkio, e4defrag, exec.
         "uri" | "pool" | "rbdname" | "hostname" | "http_host" | "nfs_url" | "volume" | "brick" | "namenode"
         | "cont" | "libblkio_path" | "donorname" | "program" => true,
@@ -547,7 +549,7 @@ mod tests {
 
     #[test]
     fn a_job_file_stays_on_the_disk_that_it_is_run_on() {
-        let on_it = "[global]\nioengine=libaio\n# filename=/dev/sda\n[filename]\nrw=write\nmem=mmaphuge\nwrite_barrier=8\nnrfiles=1\n";
+        let on_it = "[global]\nioengine=libaio\n# filename=/dev/sda\n[filename]\nrw=write\nmem=mmaphuge\nwrite_barrier=8\nnrfiles=1\nunlink=0\n";
         assert_eq!(goes_elsewhere(on_it), None);
         for (line, key) in [
             (" filename = /dev/sda", "filename"),
@@ -561,6 +563,9 @@ mod tests {
             ("iomem=mmap:/srv/file", "iomem"),
             ("rbdname=root", "rbdname"),
             ("uri=nbd://h/x", "uri"),
+            ("unlink=1", "unlink"),
+            ("unlink_each_loop", "unlink_each_loop"),
+            ("ioengine=filedelete", "ioengine"),
         ] {
             assert_eq!(goes_elsewhere(&format!("{on_it}{line}\n")), Some(key), "{line}");
         }

@@ -147,6 +147,8 @@ impl Work {
             }
         };
         let (ramp, runtime) = (keys.ramp_time.0, keys.runtime.0);
+        // A file that is shorter than what is to be read fio would write anew, and over ssh it may be the user's.
+        let readonly = if task.load.writes() { "" } else { " --readonly" };
         let script = format!(
             r#"cd {folder}
 cat >load.fio <<'{END}'
@@ -160,7 +162,7 @@ cat >started <<'{END}'
 {MARK}
 {CLOCK}
 tell_clock before
-RAMP={ramp} RUNTIME={runtime} fio --output-format=json --output=fio.json load.fio >&2
+RAMP={ramp} RUNTIME={runtime} fio{readonly} --output-format=json --output=fio.json load.fio >&2
 status=$?
 while [ -d begun ] && ! [ -d ended ]; do sleep 0.1; done
 tell_clock after
