@@ -227,6 +227,23 @@ fn a_neighbour_that_comes_or_goes_seldom_misleads_low_regret_for_longer_than_100
     assert_within(later, 1.08, 1.1);
 }
 
+#[test]
+fn a_change_that_only_another_habit_would_feel_is_followed_within_two_seconds_after_a_minute_without_one() {
+    // While it spins the thread does not see that blocks have become cheap.
+    let disk = Disk::Hardware { lanes: 64, takes: 35_000, spread: 30 };
+    let [before, after] = [LOOP, METAL_LOOP].map(|machine| World { disk, ..polling(machine, 1) });
+    let best = best(after);
+    let ratios = CHANCES.map(|chances| {
+        let mut policy = policy(PolicyKind::LowRegret, CALIBRATED);
+        let mut running = Running::new(World { chances, ..before }, policy.as_mut());
+        running.run(60_000 * MS);
+        running.change(after);
+        running.run(2_000 * MS);
+        (after, running.run(1_000 * MS).cost(&after.load) as f64 / best as f64)
+    });
+    assert_within(ratios.into(), 1.05, 1.05);
+}
+
 /// All that is done on two cores takes so much longer, in percent: a hypervisor has put them apart, or together.
 fn slowed(world: World, percent: u64) -> World {
     let slowed = |time: u64| time * percent / 100;
