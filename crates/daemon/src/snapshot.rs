@@ -61,9 +61,9 @@ pub struct IoThread {
     pub kicks_suppressed: u64,
     /// Time on a processor.
     pub cpu_ns: u64,
-    /// Time spun in waits that spinning ended.
+    /// Time spun in waits that spinning ended; of a longer spin, the last 10 ms at most.
     pub spin_found_ns: u64,
-    /// Time spun in waits that spinning did not end.
+    /// Time spun in waits that spinning did not end, and for 10 ms or more without an end in others.
     pub spin_wasted_ns: u64,
     /// Time asleep, in sleeps that are over.
     pub asleep_ns: u64,

@@ -28,6 +28,8 @@ pub(crate) struct Polling {
     observed: Vec<Active>,
     /// The wait that has ended in this turn, of which nothing has been learned yet.
     fresh: Option<Ended>,
+    /// What of its spinning was counted while it lasted.
+    vain: Nanos,
     cost: Option<RunningCost>,
     recorder: Option<Recorder>,
     pub(crate) counters: Arc<LoopCounters>,
@@ -64,6 +66,7 @@ impl Polling {
             ended: clock::now(),
             observed: Vec::new(),
             fresh: None,
+            vain: Nanos::ZERO,
             cost: None,
             recorder: None,
             counters: Arc::default(),
@@ -127,6 +130,12 @@ impl Polling {
         window
     }
 
+    /// Counts a part of the wait that goes on, in which spinning has found nothing.
+    pub(crate) fn count_vain(&mut self, spun: Nanos) {
+        self.counters.spin_wasted.add_time(spun);
+        self.vain += spun;
+    }
+
     /// Takes note of a wait that has just ended, with these sources active, to [learn](Self::learn) from it when there is time.
     pub(crate) fn note(
         &mut self,
@@ -152,11 +161,12 @@ impl Polling {
             counters.near_max.add_time(turn);
         }
         counters.waits.add(1);
+        let uncounted = spun - std::mem::take(&mut self.vain);
         if end == WaitEnd::Found {
             counters.hits.add(1);
-            counters.spin_found.add_time(spun);
+            counters.spin_found.add_time(uncounted);
         } else {
-            counters.spin_wasted.add_time(spun);
+            counters.spin_wasted.add_time(uncounted);
         }
         let ended = |kind| self.observed.iter().any(|source| source.ready && source.kind == kind);
         let kind = [EventKind::Completion, EventKind::Queue].into_iter().find(|&kind| ended(kind)).unwrap_or_default();

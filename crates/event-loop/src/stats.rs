@@ -102,9 +102,9 @@ pub struct LoopStats {
     pub waits: u64,
     /// Waits that spinning ended.
     pub hits: u64,
-    /// Time spun in waits that spinning ended.
+    /// Time spun in waits that spinning ended; of a longer spin, the last 10 ms at most.
     pub spin_found: Nanos,
-    /// Time spun in waits that spinning did not end.
+    /// Time spun in waits that spinning did not end, and for 10 ms or more without an end in others, counted while they last.
     pub spin_wasted: Nanos,
     /// Events of sources that the monitor reported: kicks, where sources are guests' queues.
     pub kicks: u64,

@@ -14,6 +14,8 @@ const MONITOR_AT_LEAST_EVERY: Nanos = Nanos::from_micros(50);
 /// How many looks at a source go by between two readings of the clock while spinning: those cost about as much. With more
 /// sources there are fewer looks at all of them, for the window is to end when it is over.
 const LOOKS_PER_CLOCK_READ: usize = 8;
+/// A spin that goes on for longer is counted while it lasts, or who never blocks would be taken for busy while nothing comes.
+const COUNT_AFTER: Nanos = Nanos::from_millis(10);
 
 impl<S: Source> EventLoop<S> {
     /// Looks at everything that can be seen without a system call.
@@ -69,6 +71,7 @@ impl<S: Source> EventLoop<S> {
         self.flush()?;
         self.sources.suppress();
         let end = start + window;
+        let mut uncounted_since = start;
         let looks = (LOOKS_PER_CLOCK_READ / self.sources.active.len().max(1)).max(1);
         loop {
             for _ in 0..looks {
@@ -80,6 +83,11 @@ impl<S: Source> EventLoop<S> {
                 std::hint::spin_loop();
             }
             self.now = clock::now();
+            let uncounted = self.now - uncounted_since;
+            if uncounted >= COUNT_AFTER {
+                self.polling.count_vain(uncounted);
+                uncounted_since = self.now;
+            }
             self.ask_monitor()?;
             if self.is_due(self.now) || !self.sources.ready.is_empty() {
                 return Ok(true);

@@ -75,11 +75,25 @@ impl Random {
     fn gamma(&mut self, shape: u32, mean: f64) -> f64 {
         (0..shape).map(|_| -self.unit().ln() * mean / f64::from(shape)).sum()
     }
+
+    fn either(&mut self, one: f64, in_hundred: u32, other: f64) -> f64 {
+        if self.unit() * 100.0 <= f64::from(in_hundred) { one } else { other }
+    }
+
+    /// Such that half are shorter than `median`.
+    fn lognormal(&mut self, median: f64, sigma: f64) -> f64 {
+        let normal = (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
+        median * (sigma * normal).exp()
+    }
 }
 
 /// Waits that ship with nobody, of `(in flight, microseconds)`.
 fn made_up(draw: impl Fn(&mut Random, usize) -> (u32, f64)) -> Trace {
-    let mut random = Random(7);
+    drawn(7, draw)
+}
+
+fn drawn(chances: u64, draw: impl Fn(&mut Random, usize) -> (u32, f64)) -> Trace {
+    let mut random = Random(chances);
     let wait = |index| {
         let (in_flight, us) = draw(&mut random, index);
         let kind = if in_flight == 0 { EventKind::Queue } else { EventKind::Completion };
@@ -119,6 +133,52 @@ fn low_regret_is_within_a_twentieth_of_every_policy_and_every_window_on_waits_th
             // The first row knows the future.
             for row in &rows[1..] {
                 assert!(cost(ours) <= 1.05 * cost(row), "{name}, K = {k_us} us: {} of {row:?}", cost(ours) / cost(row));
+            }
+        }
+    }
+}
+
+type Draw = fn(&mut Random) -> f64;
+
+#[test]
+fn single_waits_are_tried_without_taking_chance_or_phases_for_what_a_block_adds() {
+    let phases = |random: &mut Random, index: usize, of: usize| {
+        let is_short = (index / of).is_multiple_of(2);
+        random.gamma(400, if is_short { 3.0 } else { 80.0 })
+    };
+    let draws: [(&str, Draw); 7] = [
+        ("2 or 40 us", |random| random.either(2.0, 50, 40.0)),
+        ("3 or 50 us", |random| random.either(3.0, 50, 50.0)),
+        ("3 or 80 us", |random| random.either(3.0, 50, 80.0)),
+        ("10 or 100 us", |random| random.either(10.0, 70, 100.0)),
+        ("exponential, 20 us", |random| random.gamma(1, 20.0)),
+        ("exponential, 40 us", |random| random.gamma(1, 40.0)),
+        ("lognormal, 20 us", |random| random.lognormal(20.0, 2.0)),
+    ];
+    let setting = Setting {
+        block: BlockCost { cpu: Nanos::from_micros(12), latency: Nanos::from_micros(18) },
+        parameters: Parameters::default(),
+    };
+    let reached = |draw: &dyn Fn(&mut Random, usize) -> (u32, f64)| {
+        [1, 2, 3, 4, 5, 6, 7, 8].map(|chances| {
+            let rows = replay("", &drawn(chances * 7_919, draw), &setting, &[PolicyKind::LowRegret]).unwrap();
+            let ours = rows.iter().find(|row| row.contender == Contender::Policy(PolicyKind::LowRegret));
+            ours.expect("a row for each policy asked for").against_best_fixed
+        })
+    };
+    for in_flight in [0, 1] {
+        for (what, draw) in draws {
+            let reached = reached(&|random, _| (in_flight, draw(random)));
+            let mean = reached.iter().sum::<f64>() / 8.0;
+            // Where spinning for all comes to little more than sleeping at once, chance may keep up either.
+            assert!(
+                mean <= 1.05 && reached.iter().all(|&it| it <= 1.2),
+                "{what}, {in_flight} in flight: {reached:.3?}"
+            );
+        }
+        for (of, bound) in [(8, 1.05), (16, 1.0), (20, 1.0), (24, 1.0), (32, 1.0), (64, 1.0)] {
+            for it in reached(&|random, index| (in_flight, phases(random, index, of))) {
+                assert!(it <= bound, "phases of {of}, {in_flight} in flight: {it:.3}");
             }
         }
     }

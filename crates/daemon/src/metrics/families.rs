@@ -179,14 +179,14 @@ pub static FAMILIES: &[Family] = &[
         name: "egret_iothread_spin_found_seconds_total",
         kind: MetricType::Counter,
         labels: THREAD,
-        help: "Time spun in waits that spinning ended.",
+        help: "Time spun in waits that spinning ended; of a longer spin, the last 10 ms at most.",
         samples: |view, out| view.times(out, |time, _| time.spin_found),
     },
     Family {
         name: "egret_iothread_spin_wasted_seconds_total",
         kind: MetricType::Counter,
         labels: THREAD,
-        help: "Time spun in waits that spinning did not end.",
+        help: "Time spun in waits that spinning did not end, and for 10 ms or more without an end in others.",
         samples: |view, out| view.times(out, |time, _| time.spin_wasted),
     },
     Family {

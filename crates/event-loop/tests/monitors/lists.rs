@@ -281,6 +281,23 @@ fn a_loop_counts_how_long_it_has_spun_and_slept() {
 }
 
 #[test]
+fn a_spin_that_goes_on_is_counted_while_it_lasts_and_once() {
+    let begin = Instant::now();
+    let never_sleeps = options(MonitorChoice::Auto, Nanos::MAX);
+    let (handle, thread) = spawn(never_sleeps, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    let long = Nanos::from_millis(50);
+    while handle.counters().read().spin_wasted < long {
+        assert!(begin.elapsed() < PATIENCE, "{:?}", handle.counters().read());
+        std::thread::yield_now();
+    }
+    handle.send(EventLoop::<Bell>::stop);
+    thread.join().unwrap();
+    let (counted, took) = (handle.counters().read(), Nanos::from(begin.elapsed()));
+    assert!(counted.spin_found < long, "only what came last has found anything: {counted:?}");
+    assert!(counted.spin_wasted + counted.spin_found <= took, "{took:?} {counted:?}");
+}
+
+#[test]
 fn a_window_that_is_over_has_seen_many_sources_once_and_few_of_them_some_times() {
     let idle_after = Nanos::from_millis(3_600_000);
     for (sources, most) in [(1, 8), (64, 1)] {

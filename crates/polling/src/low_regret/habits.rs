@@ -6,7 +6,7 @@
 //! together, under one habit and under another, in turns.
 
 use super::price::Price;
-use super::slice::{Cost, Sample, Slice, Tally};
+use super::slice::{Cost, Difference, Sample, Slice, Tally};
 use crate::{BlockCost, Contention, EventKind, HABITS as NAMES, HabitTimes, LastWait, Nanos, Standing, Wait};
 
 /// How to wait; to try another is one more line here.
@@ -50,6 +50,9 @@ const ENOUGH: f64 = 4.0;
 
 /// After so many trials it is no accident any more what the machine did during them.
 const OFTEN: u32 = 4;
+/// So many in a row that were certain gains by themselves outweigh all before them: some changes of the machine are felt by none
+/// but who is tried.
+const ROW: u32 = 2;
 
 /// What a trial cost is at most this part of all costs until the next of its kind.
 const PATIENCE: f64 = 256.0;
@@ -88,8 +91,9 @@ struct Rival {
     /// What it came to in its trials, and what the habit in force did beside them.
     own: Tally,
     base: Tally,
-    /// How many trials these are of.
+    /// How many trials these are of, and how many of the latest were certain gains by themselves.
     trials: u32,
+    row: u32,
 }
 
 impl Rival {
@@ -126,8 +130,8 @@ impl Trial {
     }
 
     /// Whether it was cheaper than what was before it, and than what was after it: the machine may have changed meanwhile.
-    fn is_cheaper(&self) -> bool {
-        self.sides.iter().all(|side| side.against(&self.own).saves())
+    fn is_cheaper(&self, verdict: fn(&Difference) -> bool) -> bool {
+        self.sides.iter().all(|side| verdict(&side.against(&self.own)))
     }
 }
 
@@ -323,7 +327,7 @@ impl Habits {
         self.trial = longest_ago.map(|rival| {
             let known = &mut self.rivals[rival];
             if known.stale {
-                (known.own, known.base, known.trials) = Default::default();
+                (known.own, known.base, known.trials, known.row) = Default::default();
             }
             let mut trial = Trial { rival, ..Trial::default() };
             for sample in self.latest {
@@ -397,14 +401,20 @@ impl Habits {
         // Many slices tell a small difference sooner, but some of them are of before the machine changed.
         let long = self.own.against(&rival.own);
         rival.trials += 1;
+        rival.row = if trial.is_cheaper(Difference::is_gain) { rival.row + 1 } else { 0 };
         rival.excess = trial.excess();
         rival.lasted = trial.lasted;
         self.tried = difference.is_loss().then_some(trial.rival);
         let latest = if difference.is_clear() { LATEST } else { UNCLEAR };
         rival.gap = if rival.stale { SOONEST } else { (rival.gap * 2).clamp(SOONEST, latest) };
         (rival.spent, rival.rested, rival.stale) = (Cost::default(), 0, false);
-        let is_cheaper = trial.is_cheaper() && (difference.is_gain() || long.is_gain());
-        if is_cheaper || difference.is_gain() && rival.trials >= OFTEN {
+        let is_cheaper = trial.is_cheaper(Difference::saves) && (difference.is_gain() || long.is_gain());
+        let is_often = difference.is_gain() && rival.trials >= OFTEN;
+        if is_cheaper || is_often || rival.row == ROW {
+            if rival.row == ROW {
+                rival.own = trial.own;
+            }
+            rival.row = 0;
             self.own = rival.own;
             self.in_force = trial.rival;
             self.beside = 0;
@@ -563,6 +573,29 @@ mod tests {
         // Four seconds of rest, and the trials of others meanwhile.
         assert!(rest <= LONGEST_GAP * 3 / 2, "{rest}");
         assert!(rest >= LONGEST_GAP / 2, "or nothing was dear: {rest}");
+    }
+
+    #[test]
+    fn two_trials_in_a_row_that_are_certain_gains_outweigh_all_that_came_before() {
+        for (sides, wins) in [
+            (&[12.0, 12.0][..], true),
+            (&[12.0][..], false),
+            (&[12.0, 10.0, 12.0][..], false),
+            (&[12.0, 10.0, 12.0, 12.0][..], true),
+        ] {
+            let mut habits = Habits { own: tally(9.0, &[12.0; 4]), ..habits() };
+            habits.rivals[2] =
+                Rival { own: tally(9.0, &[20.0; 200]), base: tally(9.0, &[12.0; 200]), trials: 25, ..Rival::default() };
+            for &side in sides {
+                assert_eq!(habits.in_force, LEARNED);
+                let sides = [tally(9.0, &[12.0; 4]), tally(9.0, &[side; 4])];
+                habits.trial = Some(Trial { rival: 2, own: tally(9.0, &[10.0; 8]), sides, ..Trial::default() });
+                habits.decide();
+            }
+            assert_eq!(habits.in_force == 2, wins, "{sides:?}");
+            let own = if wins { 10.0 } else { 12.0 };
+            assert_eq!((habits.own.cost().added, habits.own.slices()), (own, if wins { 8.0 } else { 4.0 }));
+        }
     }
 
     #[test]

@@ -109,7 +109,9 @@ impl Learner {
             self.experts.learn(&decision.advice, last, length, &self.price);
         }
         if self.depth != Depth::Many && !matches!(decision.reason, Reason::Overruled | Reason::Ignored) {
-            let may_block = |length| self.depth == Depth::One && self.price.may_pay_to_block(length);
+            // Nobody knows whether a guest waits: with nothing in flight sleeping is tried only to take back what trials found.
+            let may_try = self.depth == Depth::One || self.added.is_some_and(|added| added > self.price.latency());
+            let may_block = |length| may_try && self.price.may_pay_to_block(length);
             if let Some(added) = self.trial.take(wait.length.0.min(LONGEST), wait.blocked, may_block) {
                 self.learn_added(added);
             }
@@ -257,16 +259,18 @@ mod tests {
 
     #[test]
     fn a_trial_begins_where_a_single_wait_can_tell_and_it_is_for_the_learner_to_say() {
-        for (depth, say, spins, is_tried) in [
-            (Depth::One, Say::Now, true, true),
-            (Depth::None, Say::Now, false, true),
-            // Whether a guest waits nobody knows, and so nothing is slept through.
-            (Depth::None, Say::Now, true, false),
-            (Depth::Many, Say::Now, true, false),
-            (Depth::One, Say::Later, true, false),
-            (Depth::One, Say::None, true, false),
+        for (depth, say, spins, known, is_tried) in [
+            (Depth::One, Say::Now, true, None, true),
+            (Depth::None, Say::Now, false, None, true),
+            // Whether a guest waits nobody knows, and so nothing is slept through; but what trials have raised they can lower.
+            (Depth::None, Say::Now, true, None, false),
+            (Depth::None, Say::Now, true, Some(20_000), false),
+            (Depth::None, Say::Now, true, Some(20_001), true),
+            (Depth::Many, Say::Now, true, None, false),
+            (Depth::One, Say::Later, true, None, false),
+            (Depth::One, Say::None, true, None, false),
         ] {
-            let mut learner = learner(depth);
+            let mut learner = Learner { added: known, ..learner(depth) };
             let length = if spins { 20_000 } else { 150_000 };
             let is_seen = (0..200).any(|_| {
                 let decision = learner.decide(Class::of(length), say);
@@ -275,7 +279,7 @@ mod tests {
                 learner.observe(&decision, Class::of(length), &wait);
                 learner.trial.arm() != Arm::AsUsual
             });
-            assert_eq!(is_seen, is_tried, "{depth:?} {say:?} {spins}");
+            assert_eq!(is_seen, is_tried, "{depth:?} {say:?} {spins} {known:?}");
         }
     }
 }

@@ -4,7 +4,8 @@
 //! that is kept waiting sleeps more deeply and answers later, and who serves the disk may be sooner done on the core that
 //! this thread has left. A thread that always blocks sees only the waits that blocking makes long, and goes on
 //! blocking. So now and then a few waits in a row are spun for where blocking is the rule, and slept through where
-//! spinning is, and the lengths are compared: in a row, because clients take a while to adapt.
+//! spinning is, and the lengths are compared: in a row, because clients take a while to adapt. Waits differ anyway, and may come
+//! in phases: what a block adds is only what shows in short waits and in long ones, and against those before the trial and after it.
 
 /// Waits that are compared on either side.
 const SAMPLE: usize = 8;
@@ -49,6 +50,12 @@ impl Sample {
         self.lengths.sort_unstable();
         self.lengths[(SAMPLE - 1) / 2]
     }
+
+    /// The shortest and the longest, but for one of each.
+    fn range(mut self) -> [i64; 2] {
+        self.lengths.sort_unstable();
+        [1, SAMPLE - 2].map(|place| self.lengths[place].cast_signed())
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +66,8 @@ enum Phase {
     Control(Sample),
     /// The trial: what came before it, and what has come of it so far.
     Running { control: Sample, settling: u32, sample: Sample },
+    /// It is over: what came before it, what came of it, and waits as usual again.
+    After { control: Sample, tried: Sample, settling: u32, sample: Sample },
 }
 
 /// The trials of one context; or of slices of requests, whose price then stands for the length of a wait.
@@ -108,12 +117,20 @@ impl Trial {
                 } else {
                     sample.add(length, blocked);
                 }
-                let (control, sample) = (*control, *sample);
-                if self.fruitless == self.patience || sample.is_full() {
+                if sample.is_full() {
+                    let (control, tried) = (*control, *sample);
+                    self.phase = Phase::After { control, tried, settling: SETTLING, sample: Sample::default() };
+                } else if self.fruitless == self.patience {
                     self.phase = Phase::Resting(self.gap);
                 }
+            }
+            Phase::After { settling, .. } if *settling > 0 => *settling -= 1,
+            Phase::After { control, tried, sample, .. } => {
+                sample.add(length, blocked);
                 if sample.is_full() {
-                    return added(&control, &sample);
+                    let sides = [&*control, &*sample].map(|side| added(side, tried));
+                    self.phase = Phase::Resting(self.gap);
+                    return agreed(sides[0]?, sides[1]?, 3);
                 }
             }
         }
@@ -134,11 +151,20 @@ impl Trial {
     }
 }
 
-/// By how much a block made a wait longer; `None` if there were about as many of them on either side.
+/// By how much a block made a wait longer; `None` if there were about as many of them on either side, or by chance.
 fn added(one: &Sample, other: &Sample) -> Option<i64> {
     let (more, fewer) = if one.blocks > other.blocks { (one, other) } else { (other, one) };
-    let differ = more.blocks - fewer.blocks >= SAMPLE / 2;
-    differ.then(|| more.typical().cast_signed() - fewer.typical().cast_signed())
+    if more.blocks - fewer.blocks < SAMPLE / 2 {
+        return None;
+    }
+    let ([short, long], [shorter, longer]) = (more.range(), fewer.range());
+    agreed(short - shorter, long - longer, 2)
+}
+
+/// What two measurements come to that differ by such a part of the larger at most, a half or a third.
+fn agreed(one: i64, other: i64, part: u64) -> Option<i64> {
+    let agree = one.abs_diff(other) <= one.unsigned_abs().max(other.unsigned_abs()) / part;
+    agree.then(|| one.midpoint(other))
 }
 
 #[cfg(test)]
@@ -151,20 +177,24 @@ mod tests {
     /// Goes through a trial in a world where spinning makes waits of `spun` and blocking of `blocked`, and the rule is
     /// to spin or not; returns how many waits it took, and what it found.
     fn one(trial: &mut Trial, spins: bool, spun: u64, blocked: u64) -> (u32, Option<i64>) {
-        let (mut waits, mut was_running) = (0, false);
-        loop {
+        among(trial, spins, |_, blocks| if blocks { blocked } else { spun })
+    }
+
+    /// The same where waits are as long as `length` says of each, by its number and whether it blocks.
+    fn among(trial: &mut Trial, spins: bool, length: impl Fn(u32, bool) -> u64) -> (u32, Option<i64>) {
+        for wait in 0.. {
             let blocks = match trial.arm() {
-                Arm::AsUsual if was_running => return (waits, None),
                 Arm::AsUsual => !spins,
                 Arm::Block => true,
                 Arm::Spin => false,
             };
-            was_running = trial.arm() != Arm::AsUsual;
-            waits += 1;
-            if let Some(found) = trial.take(if blocks { blocked } else { spun }, blocks, |_| true) {
-                return (waits, Some(found));
+            let was_resting = matches!(trial.phase, Phase::Resting(_));
+            let found = trial.take(length(wait, blocks), blocks, |_| true);
+            if !was_resting && matches!(trial.phase, Phase::Resting(_)) {
+                return (wait + 1, found);
             }
         }
+        unreachable!("each trial has an end")
     }
 
     #[test]
@@ -178,9 +208,9 @@ mod tests {
     fn trials_become_rare_while_the_rule_stays_and_come_soon_after_it_has_changed() {
         let mut trial = Trial::new(SOONEST, FRUITLESS);
         let took: Vec<_> = (0..10).map(|_| one(&mut trial, true, 10_000, 25_000).0).collect();
-        assert!(took.is_sorted() && took[9] > LATEST && took[1] < 2 * SOONEST + 4 * SAMPLE as u32, "{took:?}");
+        assert!(took.is_sorted() && took[9] > LATEST && took[1] < 2 * SOONEST + 5 * SAMPLE as u32, "{took:?}");
         one(&mut trial, false, 10_000, 25_000);
-        assert!(one(&mut trial, false, 10_000, 25_000).0 < SOONEST + 4 * SAMPLE as u32);
+        assert!(one(&mut trial, false, 10_000, 25_000).0 < SOONEST + 5 * SAMPLE as u32);
     }
 
     #[test]
@@ -206,7 +236,7 @@ mod tests {
     #[test]
     fn the_distance_doubles_with_each_trial_of_the_same_rule() {
         let mut trial = Trial::new(SOONEST, FRUITLESS);
-        let around = 2 * SAMPLE as u32 + SETTLING;
+        let around = 3 * SAMPLE as u32 + 2 * SETTLING;
         let rests: Vec<_> = (0..9).map(|_| one(&mut trial, true, 10_000, 25_000).0 - around).collect();
         assert_eq!(rests, [128, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 8_192]);
     }
@@ -217,17 +247,44 @@ mod tests {
     }
 
     #[test]
-    fn waits_are_compared_by_their_medians_if_half_of_them_differ() {
-        let (short, long) = ([8, 7, 6, 5, 4, 3, 2, 1], [900, 10, 10, 10, 10, 1, 1, 1]);
+    fn what_makes_short_waits_and_long_ones_longer_alike_is_the_doing_of_blocks_if_half_of_the_waits_differ() {
+        let (short, long) = ([8, 7, 6, 5, 4, 3, 2, 1], [900, 16, 15, 14, 13, 12, 11, 1]);
         for (one, other, found) in [
-            (sample(short, 0), sample(long, 8), Some(6)),
-            (sample(long, 8), sample(short, 0), Some(6)),
-            (sample(short, 8), sample(long, 0), Some(-6)),
-            (sample(short, 2), sample(long, 6), Some(6)),
+            (sample(short, 0), sample(long, 8), Some(9)),
+            (sample(long, 8), sample(short, 0), Some(9)),
+            (sample(short, 8), sample(long, 0), Some(-9)),
+            (sample(short, 2), sample(long, 6), Some(9)),
             (sample(short, 2), sample(long, 5), None),
             (sample(short, 6), sample(long, 3), None),
+            // By 9 and by 18, and by 9 and by 20.
+            (sample(short, 0), sample([900, 25, 15, 14, 13, 12, 11, 1], 8), Some(13)),
+            (sample(short, 0), sample([900, 27, 15, 14, 13, 12, 11, 1], 8), None),
         ] {
             assert_eq!(added(&one, &other), found, "{one:?} {other:?}");
+        }
+        let agreed = [(-4, -6), (4, 7), (-1, 1), (0, 0)].map(|(one, other)| agreed(one, other, 3));
+        assert_eq!(agreed, [Some(-5), None, None, Some(0)]);
+    }
+
+    #[test]
+    fn a_phase_of_long_waits_that_begins_or_ends_with_a_trial_is_not_its_doing() {
+        let trial_begins = SOONEST + SAMPLE as u32;
+        let trial_ends = trial_begins + SETTLING + SAMPLE as u32;
+        for (from, to, found) in [
+            (u32::MAX, u32::MAX, Some(18_000)),
+            (0, u32::MAX, Some(18_000)),
+            (trial_begins, u32::MAX, None),
+            (0, trial_begins, None),
+            (trial_ends, u32::MAX, None),
+            (0, trial_ends, None),
+        ] {
+            for spins in [true, false] {
+                let length = |wait, blocks| {
+                    let is_long = (from..to).contains(&wait);
+                    (if is_long { 80_000 } else { 3_000 }) + if blocks { 18_000 } else { 0 }
+                };
+                assert_eq!(among(&mut Trial::new(SOONEST, FRUITLESS), spins, length).1, found, "{from} {to} {spins}");
+            }
         }
     }
 

@@ -118,6 +118,8 @@ pub struct World {
     /// On the I/O thread's core, and on the client's.
     pub neighbour: Neighbour,
     pub beside_client: Neighbour,
+    /// Where the sequence of chances begins.
+    pub chances: u64,
 }
 
 /// How long a thread runs before somebody else has its core for as long.
@@ -187,7 +189,7 @@ impl<'a> Running<'a> {
         let mut new = Self {
             world,
             policy,
-            random: 1,
+            random: world.chances,
             now: 0,
             asked: 0,
             done: 0,
