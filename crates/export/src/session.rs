@@ -61,9 +61,6 @@ const MAX_MEMORY_SLOTS: usize = 64;
 /// What it may have mapped at a time: these, a dirty log, and the one that takes its place.
 pub const MAX_MAPPINGS: usize = MAX_MEMORY_SLOTS + 2;
 
-/// How often rings that rest are looked at: a guest that goes on waits for its first request so much longer.
-const LOOK_AT_RESTING: Duration = Duration::from_millis(50);
-
 /// How long a change of memory, or the end of a session, waits for memory to be unpinned, of which seconds are some hundred
 /// GiB.
 const UNPIN_PATIENCE: Duration = Duration::from_secs(10);
@@ -95,9 +92,8 @@ pub(crate) struct Session<'a> {
     /// Where the client has what is written to its memory noted, while it has LOG_ALL, and what is signalled then.
     log: Option<Arc<DirtyLog>>,
     log_fd: Option<Arc<PeerFd>>,
-    /// Rings are to run as soon as less is owed to the disks' limits, or as they are asked for something: how soon that is
-    /// looked at.
-    awaited: Option<Duration>,
+    /// Rings are to run as soon as less is owed to the disks' limits.
+    awaits_limits: bool,
     transfer: Transfer,
     features: u64,
     protocol_features: u64,
@@ -125,7 +121,7 @@ impl<'a> Session<'a> {
             inflight: None,
             log: None,
             log_fd: None,
-            awaited: None,
+            awaits_limits: false,
             transfer: Transfer::None,
             features: 0,
             protocol_features: 0,
@@ -148,7 +144,7 @@ impl<'a> Session<'a> {
 
     fn converse(&mut self) -> Result<(), ProtocolError> {
         loop {
-            self.await_start()?;
+            self.await_limits()?;
             let Some((request, message)) = self.connection.receive()? else { break };
             let pause = self.budget.pace.take(request.cost(), Instant::now());
             // Without a pause, too: a client that has always sent the next message is not waited for anywhere else.
@@ -171,16 +167,14 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Starts the rings that are to run as soon as they need not wait any more; whoever sends a message meanwhile does not wait
-    /// for that.
-    fn await_start(&mut self) -> Result<(), ProtocolError> {
-        while self.awaited.take().is_some() {
+    /// Starts the rings that are to run as soon as they need not wait for limits any more; whoever sends a message meanwhile
+    /// does not wait for that.
+    fn await_limits(&mut self) -> Result<(), ProtocolError> {
+        while mem::take(&mut self.awaits_limits) {
             // Unless they have been stopped meanwhile.
             self.update_vrings()?;
-            self.shared.set_draining(self.awaited.is_some());
-            if let Some(time) = self.awaited
-                && self.connection.await_input(time)?
-            {
+            self.shared.set_draining(self.awaits_limits);
+            if self.awaits_limits && self.connection.await_input(LOOK_AGAIN)? {
                 break;
             }
         }
@@ -424,8 +418,11 @@ impl<'a> Session<'a> {
     /// Starts or stops a queue if that is due now, and with a request queue the others that waited for it.
     fn update_vring(&mut self, index: usize) -> Result<(), ProtocolError> {
         match self.vrings[index].due() {
-            Due::Start if self.owes_limits(index) => return self.put_off(LOOK_AGAIN),
-            Due::Start if self.rests(index) => return self.put_off(LOOK_AT_RESTING),
+            Due::Start if self.owes_limits(index) => {
+                self.awaits_limits = true;
+                self.shared.set_draining(true);
+                return Ok(());
+            }
             Due::Start if !self.must_wait(index) => self.start(index)?,
             Due::Stop => self.stop_queue(index),
             Due::Start | Due::Nothing => return Ok(()),
@@ -434,33 +431,6 @@ impl<'a> Session<'a> {
             diskless if index >= diskless => (0..diskless).try_for_each(|waiting| self.update_vring(waiting)),
             _ => Ok(()),
         }
-    }
-
-    /// Has rings that are to run started later.
-    fn put_off(&mut self, look_again: Duration) -> Result<(), ProtocolError> {
-        self.awaited = Some(look_again);
-        self.shared.set_draining(true);
-        Ok(())
-    }
-
-    /// Whether a request queue is not to run yet, nor the disks to be locked for it. Its guest was stopped when another daemon,
-    /// which is gone, had it, and it asks for nothing: QEMU starts rings when it connects again, also of a guest that is paused,
-    /// or has moved and has its disks elsewhere by now. When one of the queues runs none rests.
-    fn rests(&self, index: usize) -> bool {
-        index >= self.device.diskless_queues().into() && self.is_at_rest() && self.is_idle(index)
-    }
-
-    /// Whether no request queue has run since the record's had been stopped, so that nobody else serves them either.
-    fn is_at_rest(&self) -> bool {
-        let mut requests = self.vrings.iter().skip(self.device.diskless_queues().into());
-        self.inflight.as_ref().is_some_and(Inflight::is_at_rest) && !requests.any(Vring::has_run)
-    }
-
-    /// Whether a queue has nothing to do, in its ring or the record, and would go on where its front-end says.
-    fn is_idle(&self, index: usize) -> bool {
-        let (Ok(Some(config)), Some(record)) = (self.queue_config(index), self.record(index)) else { return false };
-        let queue = config.start_recorded(&self.memory, Some(record));
-        queue.is_ok_and(|queue| !queue.is_available() && queue.stop() == config)
     }
 
     /// Whether a queue has to wait for limits. A client may stop and start its rings as often as it likes, and each drain lets
@@ -489,14 +459,16 @@ impl<'a> Session<'a> {
         (0..self.vrings.len()).try_for_each(|index| self.update_vring(index))
     }
 
-    fn queue_config(&self, index: usize) -> Result<Option<QueueConfig>, ProtocolError> {
+    fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
         let vring = &self.vrings[index];
-        let Some(at) = vring.addresses() else { return Ok(None) };
+        let Some(at) = vring.addresses() else { return Ok(()) };
+        // Before anything is read of rings and record: nobody writes to them any more who has the disks.
+        self.activate()?;
         let guest = |what, address| match self.memory.guest_address(address) {
             Some(found) => Ok(found),
             None => invalid(format!("queue {index}: {what} at {address:#x}, which is outside its memory")),
         };
-        Ok(Some(QueueConfig {
+        let config = QueueConfig {
             size: vring.size(),
             desc: guest("descriptors", at.desc)?,
             avail: guest("available ring", at.avail)?,
@@ -505,29 +477,17 @@ impl<'a> Session<'a> {
             packed: self.is_packed(),
             event_idx: self.features & EVENT_IDX != 0,
             log: self.used_log(index)?,
-        }))
-    }
-
-    fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
-        let Some(config) = self.queue_config(index)? else { return Ok(()) };
-        let is_diskless = index < self.device.diskless_queues().into();
-        // Before anything is read of rings and record: nobody writes to them any more who has the disks.
-        if !is_diskless || !self.is_at_rest() {
-            self.activate()?;
-        }
-        if let Some(inflight) = self.inflight.as_ref().filter(|_| !is_diskless) {
-            inflight.set_at_rest(false);
-        }
+        };
         let record = self.record(index);
         // A record that nobody has used comes from a front-end that begins, or whose guest has just arrived and is where the
         // base says.
-        let is_known = self.vrings[index].has_run() || record.is_some();
+        let is_known = vring.has_run() || record.is_some();
         if !is_known && config.has_lost_its_place(&self.memory).unwrap_or(false) {
             return invalid(format!(
                 "queue {index} is packed, and no in-flight record says where a dead daemon was in it; reset the guest"
             ));
         }
-        if is_diskless && record.as_ref().is_some_and(Record::is_busy) {
+        if index < self.device.diskless_queues().into() && record.as_ref().is_some_and(Record::is_busy) {
             self.shared.await_turns();
         }
         let queue = match config.start_recorded(&self.memory, record) {
@@ -588,9 +548,6 @@ impl<'a> Session<'a> {
     fn settle(&self) {
         if !self.vrings.iter().any(Vring::is_to_run) {
             self.shared.deactivate();
-            if let Some(inflight) = self.inflight.as_ref().filter(|_| self.vrings.iter().any(Vring::has_run)) {
-                inflight.set_at_rest(true);
-            }
         }
     }
 

@@ -14,7 +14,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
 use egret_export::ExportError;
 use egret_virtio::scsi::LunAddress;
@@ -23,7 +22,7 @@ use egret_vring::ring::{InflightConfig, PACKED_BASE};
 
 use machine::*;
 use peer::gate::Gate;
-use peer::{GET_QUEUE_NUM, GET_VRING_BASE, IoThread, RESET_DEVICE, RING_PACKED, SET_INFLIGHT_FD, longs, words};
+use peer::{GET_VRING_BASE, IoThread, RESET_DEVICE, RING_PACKED, SET_INFLIGHT_FD, longs, words};
 use waiting::{await_waiting, manage_to_wait};
 
 #[test]
@@ -260,92 +259,6 @@ fn a_front_end_that_stops_and_starts_with_its_record_finds_each_unit_s_write_cac
     }
     assert_eq!([FIRST, LATE].map(|at| write_cache(&mut machine, at)), [0, 4]);
     assert!(export.lun(LATE).unwrap().unit.write_cache(), "and its writes are as fast");
-}
-
-/// QEMU has the rings of a guest that is paused, or that has left, run when it connects again.
-#[test]
-fn the_disks_of_a_guest_that_was_stopped_are_left_to_others_by_the_next_daemon_until_it_asks_for_something() {
-    const QUEUES: [u32; 3] = [CONTROL, EVENTS, REQUESTS];
-    let io = IoThread::start();
-    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    image.as_file().set_len(64 * MIB).unwrap();
-    let driver = Driver::File { filename: image.path().to_owned() };
-    let options = Options { allow_inactive: true, ..Options::new("disk", driver) };
-    let daemon = || {
-        let disk = Arc::new(Disk::open(&options).unwrap());
-        let (stream, export) = listening(&io, Arc::clone(&disk));
-        (stream, export, disk)
-    };
-    for layout in [Layout::Split, Layout::Packed] {
-        let record = InflightConfig { queues: 3, queue_size: 16, packed: layout == Layout::Packed };
-        let record = Region::anonymous(0, record.bytes()).unwrap();
-        let hand_over = |machine: &Machine| {
-            machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
-        };
-        let stop = |machine: &mut Machine| {
-            QUEUES.map(|queue| {
-                let reply = machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).unwrap();
-                u32::from_ne_bytes(reply[4..].try_into().unwrap())
-            })
-        };
-        let go_on = |machine: &mut Machine| {
-            QUEUES.into_iter().for_each(|queue| machine.start_ring_again(queue));
-            // When this is answered they have started.
-            assert_eq!(machine.peer.ask_u64(GET_QUEUE_NUM), 3);
-        };
-        let next = |machine: &mut Machine, bases: [u32; 3]| {
-            let (stream, export, disk) = daemon();
-            machine.connect(stream);
-            hand_over(machine);
-            for (queue, base) in QUEUES.into_iter().zip(bases) {
-                assert_eq!(machine.start_ring_at(queue, base), Some(0));
-            }
-            (export, disk)
-        };
-        let (stream, export, disk) = daemon();
-        let mut machine = Machine::new(stream, layout);
-        let first = QUEUES.map(|queue| machine.rings[queue as usize].driver.queue().base);
-        hand_over(&machine);
-        machine.start_rings();
-        machine.offer_event();
-        assert_eq!((disk.is_active(), machine.command(FIRST, &TEST_UNIT_READY, 0)), (true, POWER_ON));
-        drop((export, disk));
-
-        let (export, disk) = next(&mut machine, first);
-        assert!(disk.is_active(), "it was not stopped");
-        let bases = stop(&mut machine);
-        assert!(!disk.is_active());
-        drop((export, disk));
-
-        let (export, disk) = next(&mut machine, bases);
-        machine.manage(QUERY_TASK_SET);
-        machine.managed();
-        assert!(!disk.is_active() && export.is_in_use());
-        drop(Arc::new(Disk::open(&options).unwrap()).activate().expect("nobody has it locked"));
-        assert_eq!(stop(&mut machine)[REQUESTS as usize], bases[REQUESTS as usize]);
-        go_on(&mut machine);
-        assert_eq!((disk.is_active(), machine.command(FIRST, &TEST_UNIT_READY, 0)), (false, POWER_ON));
-        assert!(disk.is_active());
-        stop(&mut machine);
-        assert!(!disk.is_active());
-        go_on(&mut machine);
-        assert!(disk.is_active(), "its daemon has not changed meanwhile");
-
-        let bases = stop(&mut machine);
-        drop((export, disk));
-        let (export, disk) = next(&mut machine, first);
-        assert!(disk.is_active(), "it is not where its front-end has it");
-        drop((export, disk));
-        let (export, disk) = next(&mut machine, bases);
-        assert!(disk.is_active(), "it has run since it was stopped");
-        stop(&mut machine);
-        drop((export, disk));
-
-        machine.send(FIRST, &TEST_UNIT_READY, 0);
-        let (_export, disk) = next(&mut machine, bases);
-        assert!(disk.is_active(), "it has something to do");
-        assert_eq!(machine.answer(), POWER_ON);
-    }
 }
 
 #[test]

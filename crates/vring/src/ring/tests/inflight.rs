@@ -423,8 +423,6 @@ fn what_the_driver_chose_is_noted_with_the_name_of_who_notes_it_where_there_is_r
             map(&file, config).set_keeper(u64::MAX - u64::from(choices));
             assert_eq!(map(&file, config).choices(), Some(choices));
             assert_eq!(map(&file, config).keeper(), Some(u64::MAX - u64::from(choices)));
-            map(&file, config).set_at_rest(choices == 1);
-            assert_eq!(map(&file, config).is_at_rest(), choices == 1);
         }
         let of_another = Inflight::map(file, 0, config.bytes() - 64, config).unwrap();
         of_another.set_choices(1);
