@@ -339,6 +339,8 @@ impl<'a> Session<'a> {
         }
         self.describe(index, |vring| vring.stop())?;
         self.settle();
+        // Nobody waits any more for what lies in its ring.
+        self.update_diskless()?;
         Ok(self.base(&self.vrings[index as usize]))
     }
 
@@ -427,10 +429,12 @@ impl<'a> Session<'a> {
             Due::Stop => self.stop_queue(index),
             Due::Start | Due::Nothing => return Ok(()),
         }
-        match usize::from(self.device.diskless_queues()) {
-            diskless if index >= diskless => (0..diskless).try_for_each(|waiting| self.update_vring(waiting)),
-            _ => Ok(()),
-        }
+        if index < self.device.diskless_queues().into() { Ok(()) } else { self.update_diskless() }
+    }
+
+    /// Has queues start that waited for request queues.
+    fn update_diskless(&mut self) -> Result<(), ProtocolError> {
+        (0..self.device.diskless_queues().into()).try_for_each(|waiting| self.update_vring(waiting))
     }
 
     /// Whether a queue has to wait for limits. A client may stop and start its rings as often as it likes, and each drain lets
@@ -442,13 +446,21 @@ impl<'a> Session<'a> {
         { queues }.any(|queue| !self.vrings[queue].is_running() && self.shared.owes_limits(queue))
     }
 
-    /// Whether a queue without disks has to wait for request queues. If the record has chains of it in flight, these may be
-    /// functions that abort commands, which must find the commands: all that the record has in flight must be so again.
+    /// Whether a queue without disks has to wait for request queues. It may have functions that abort commands, in the record or
+    /// in its ring, or gets one before they run. These must find the commands: what the record has in flight must be so again, and
+    /// what lies in a ring that was started be in one that runs. QEMU starts all rings, and enables them then.
     fn must_wait(&self, index: usize) -> bool {
         let diskless = usize::from(self.device.diskless_queues());
-        let is_busy = |index| self.record(index).is_some_and(|record| record.is_busy());
-        let is_behind = |other: usize| !self.vrings[other].is_running() && is_busy(other);
-        index < diskless && is_busy(index) && (diskless..self.vrings.len()).any(is_behind)
+        let is_behind = |other: usize| !self.vrings[other].is_running() && self.has_work(other);
+        index < diskless && (diskless..self.vrings.len()).any(is_behind)
+    }
+
+    /// Whether a queue that does not run has something in flight in its record, or available if it is started.
+    fn has_work(&self, index: usize) -> bool {
+        let record = self.record(index);
+        let is_available = |config: QueueConfig| config.is_available(&self.memory, record.as_ref()).unwrap_or(false);
+        record.as_ref().is_some_and(Record::is_busy)
+            || self.vrings[index].is_started() && self.queue_config(index).ok().flatten().is_some_and(is_available)
     }
 
     fn record(&self, index: usize) -> Option<Record> {
@@ -459,16 +471,15 @@ impl<'a> Session<'a> {
         (0..self.vrings.len()).try_for_each(|index| self.update_vring(index))
     }
 
-    fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
+    /// Where a queue begins, if it has been said where it is.
+    fn queue_config(&self, index: usize) -> Result<Option<QueueConfig>, ProtocolError> {
         let vring = &self.vrings[index];
-        let Some(at) = vring.addresses() else { return Ok(()) };
-        // Before anything is read of rings and record: nobody writes to them any more who has the disks.
-        self.activate()?;
+        let Some(at) = vring.addresses() else { return Ok(None) };
         let guest = |what, address| match self.memory.guest_address(address) {
             Some(found) => Ok(found),
             None => invalid(format!("queue {index}: {what} at {address:#x}, which is outside its memory")),
         };
-        let config = QueueConfig {
+        Ok(Some(QueueConfig {
             size: vring.size(),
             desc: guest("descriptors", at.desc)?,
             avail: guest("available ring", at.avail)?,
@@ -477,18 +488,24 @@ impl<'a> Session<'a> {
             packed: self.is_packed(),
             event_idx: self.features & EVENT_IDX != 0,
             log: self.used_log(index)?,
-        };
+        }))
+    }
+
+    fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
+        // Before anything is read of rings and record that it begins with: nobody writes to them any more who has the disks.
+        self.activate()?;
+        let Some(config) = self.queue_config(index)? else { return Ok(()) };
+        if index < self.device.diskless_queues().into() && self.has_work(index) {
+            self.shared.await_turns();
+        }
         let record = self.record(index);
         // A record that nobody has used comes from a front-end that begins, or whose guest has just arrived and is where the
         // base says.
-        let is_known = vring.has_run() || record.is_some();
+        let is_known = self.vrings[index].has_run() || record.is_some();
         if !is_known && config.has_lost_its_place(&self.memory).unwrap_or(false) {
             return invalid(format!(
                 "queue {index} is packed, and no in-flight record says where a dead daemon was in it; reset the guest"
             ));
-        }
-        if index < self.device.diskless_queues().into() && record.as_ref().is_some_and(Record::is_busy) {
-            self.shared.await_turns();
         }
         let queue = match config.start_recorded(&self.memory, record) {
             Ok(queue) => queue,

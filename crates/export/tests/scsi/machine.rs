@@ -129,8 +129,25 @@ impl Machine {
         }
     }
 
+    /// As QEMU does: all are started before the first is enabled.
+    pub fn start_rings_and_enable_them_then(&mut self) {
+        let rings = 0..self.rings.len() as u32;
+        rings.clone().for_each(|index| self.start_ring_disabled(index));
+        rings.for_each(|index| assert_eq!(self.enable_ring(index), Some(0)));
+    }
+
     pub fn start_ring(&mut self, index: u32) -> Option<u64> {
-        let (peer, ring) = (&mut self.peer, &self.rings[index as usize]);
+        self.start_ring_disabled(index);
+        self.enable_ring(index)
+    }
+
+    fn enable_ring(&mut self, index: u32) -> Option<u64> {
+        self.peer.order(SET_VRING_ENABLE, &words(&[index, 1]))
+    }
+
+    /// Starts it, and leaves it disabled.
+    pub fn start_ring_disabled(&self, index: u32) {
+        let (peer, ring) = (&self.peer, &self.rings[index as usize]);
         let queue = ring.driver.queue();
         peer.say(SET_VRING_NUM, 0, &words(&[index, queue.size.into()]), &[]);
         peer.say(SET_VRING_BASE, 0, &words(&[index, queue.base]), &[]);
@@ -139,7 +156,6 @@ impl Machine {
         let name = longs(&[index.into()]);
         peer.say(SET_VRING_CALL, 0, &name, &[ring.call.as_fd()]);
         peer.say(SET_VRING_KICK, 0, &name, &[ring.kick.as_fd()]);
-        peer.order(SET_VRING_ENABLE, &words(&[index, 1]))
     }
 
     /// Starts a ring that GET_VRING_BASE has stopped, where it was.

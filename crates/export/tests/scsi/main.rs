@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use egret_event_loop::Nanos;
-use egret_export::ExportError;
+use egret_export::{Export, ExportError};
 use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
 use egret_vring::ring::{InflightConfig, PACKED_BASE};
@@ -106,31 +106,71 @@ fn a_reset_of_a_unit_is_answered_after_the_commands_that_it_ends() {
 
 #[test]
 fn a_function_that_a_dead_daemon_left_behind_comes_after_the_commands_that_it_left_behind_with_it() {
+    // Taken up by the dead daemon, or sent when it was dead.
+    for is_in_flight in [true, false] {
+        let io = IoThread::start();
+        let gate = Gate::new();
+        let (mut machine, export) = two_commands_and_a_function_that_aborts_one(&io, &gate, Layout::Split);
+        let record = InflightConfig { queues: 3, queue_size: 16, packed: false };
+        let record = Region::anonymous(0, record.bytes()).unwrap();
+        let left_behind = |queue: u32, head: u64| {
+            // Each queue's part has 16 bytes and 16 states of 16, and ends with a line of 64.
+            let at = u64::from(queue) * 320;
+            let version_and_length = [1u16.to_ne_bytes(), 16u16.to_ne_bytes()].concat();
+            record.file.write_all_at(&version_and_length, at + 8).unwrap();
+            record.file.write_all_at(&[1], at + 16 + 16 * head).unwrap();
+            record.file.write_all_at(&head.to_ne_bytes(), at + 16 + 16 * head + 8).unwrap();
+        };
+        if is_in_flight {
+            left_behind(CONTROL, 0);
+        }
+        left_behind(REQUESTS, 0);
+        left_behind(REQUESTS, 3);
+        let message = longs(&[record.size, 0, 16 << 16 | 3]);
+        machine.peer.say(SET_INFLIGHT_FD, 0, &message, &[record.file.as_fd()]);
+        // The control queue is the first.
+        machine.start_rings();
+        await_aborted(&mut machine, &export, &gate);
+    }
+}
+
+#[test]
+fn a_function_that_was_sent_while_no_daemon_was_there_comes_after_the_commands_that_were_sent_with_it() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let io = IoThread::start();
+        let gate = Gate::new();
+        let (mut machine, export) = two_commands_and_a_function_that_aborts_one(&io, &gate, layout);
+        machine.start_rings_and_enable_them_then();
+        await_aborted(&mut machine, &export, &gate);
+    }
+}
+
+#[test]
+fn functions_do_not_wait_for_commands_in_a_ring_that_is_stopped() {
     let io = IoThread::start();
-    let gate = Gate::new();
-    let (stream, export) = listening(&io, gate.disk());
+    let (stream, _export) = listening(&io, disk(Nanos::ZERO));
     let mut machine = Machine::new(stream, Layout::Split);
-    // The first command is told of the power on; the second is there to be aborted.
+    machine.send(FIRST, &READ, 4096);
+    machine.manage(QUERY_TASK);
+    machine.start_ring_disabled(REQUESTS);
+    machine.start_ring(CONTROL);
+    assert!(!machine.rings[CONTROL as usize].driver.has_used());
+    assert!(machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])).is_some());
+    assert_eq!(machine.managed(), 0, "nobody has the command");
+}
+
+/// A machine whose rings have not started: the first command is told of the power on, the second is there to be aborted.
+fn two_commands_and_a_function_that_aborts_one(io: &IoThread, gate: &Gate, layout: Layout) -> (Machine, Export) {
+    let (stream, export) = listening(io, gate.disk());
+    let mut machine = Machine::new(stream, layout);
     machine.send(FIRST, &READ, 4096);
     machine.send(FIRST, &READ, 4096);
     machine.manage(ABORT_TASK);
-    let record = Region::anonymous(0, InflightConfig { queues: 3, queue_size: 16, packed: false }.bytes()).unwrap();
-    let left_behind = |queue: u32, head: u64| {
-        // Each queue's part has 16 bytes and 16 states of 16, and ends with a line of 64.
-        let at = u64::from(queue) * 320;
-        let version_and_length = [1u16.to_ne_bytes(), 16u16.to_ne_bytes()].concat();
-        record.file.write_all_at(&version_and_length, at + 8).unwrap();
-        record.file.write_all_at(&[1], at + 16 + 16 * head).unwrap();
-        record.file.write_all_at(&head.to_ne_bytes(), at + 16 + 16 * head + 8).unwrap();
-    };
-    left_behind(CONTROL, 0);
-    left_behind(REQUESTS, 0);
-    left_behind(REQUESTS, 3);
-    let message = longs(&[record.size, 0, 16 << 16 | 3]);
-    machine.peer.say(SET_INFLIGHT_FD, 0, &message, &[record.file.as_fd()]);
-    // The control queue is the first.
-    machine.start_rings();
-    await_waiting(&mut machine, &export);
+    (machine, export)
+}
+
+fn await_aborted(machine: &mut Machine, export: &Export, gate: &Gate) {
+    await_waiting(machine, export);
     gate.open();
     assert_eq!(machine.managed(), 0);
     let requests = &mut machine.rings[REQUESTS as usize].driver;
