@@ -783,8 +783,8 @@ fn an_image_can_be_locked_by_hand_before_a_guest_comes_and_is_until_it_is_given_
     let refused = here.qmp.fail(SET, set(false));
     assert_eq!(
         refused,
-        "blockdev 'd0': rings of export 'e0' run; they stop with its guest, or with its virtual machine monitor if the \
-         guest has stopped while no daemon was there"
+        "blockdev 'd0': rings of export 'e0' run until its guest stops; if it had stopped before the daemon was started, \
+         until it has gone on and stops again, or its virtual machine monitor ends"
     );
     guest.stop();
     let reopened = json!({"driver": "file", "node-name": "d0", "filename": image, "aio": "io_uring"});

@@ -217,8 +217,9 @@ impl Export {
         let mut queues = lock(&self.shared.queues);
         let found = queues.disks_by_key().find(|(_, disk)| Arc::ptr_eq(disk, active.disk()));
         let Some((key, _)) = found else { return Some(active) };
-        // What has it active already has it written out, too.
-        if queues.active_disks().all(|(of, _)| *of != key) {
+        // Who serves it here has it written out, too; who has left it lets go of it.
+        let is_kept = queues.unwritten.iter().any(|(of, _)| *of == key);
+        if !is_kept && queues.active.iter().flatten().all(|(of, active)| *of != key || !active.serves()) {
             queues.unwritten.push((key, active));
         }
         None

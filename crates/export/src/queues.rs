@@ -421,7 +421,9 @@ impl Shared {
             let next: Vec<_> = {
                 let mut queues = lock(&self.queues);
                 let active = queues.active.iter_mut().flatten().map(|(_, active)| active);
-                let next = active.filter(|active| !is_of(&written, active) && !is_of(&unwritten, active));
+                // One may have come meanwhile of a disk that was left already; and one that has left may have another disk.
+                let next =
+                    active.filter(|active| active.serves() || !is_of(&written, active) && !is_of(&unwritten, active));
                 let next: Vec<_> = next.map(|active| (active.leave(), Arc::clone(active.disk()))).collect();
                 if next.is_empty() {
                     let active = queues.active.take().unwrap_or_default();

@@ -67,7 +67,7 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
             if let DeviceType::Nbd(offer) = &export.device {
                 offer.set_disk(&disk);
             }
-            if let Some((_, active)) = queues.active_disks().find(|(of, _)| *of == key) {
+            for (_, active) in queues.active_disks().filter(|(of, _)| *of == key) {
                 active.hand_over(&disk);
             }
             queues.disks[key.0 as usize] = Some(disk);

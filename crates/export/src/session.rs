@@ -61,9 +61,6 @@ const MAX_MEMORY_SLOTS: usize = 64;
 /// What it may have mapped at a time: these, a dirty log, and the one that takes its place.
 pub const MAX_MAPPINGS: usize = MAX_MEMORY_SLOTS + 2;
 
-/// How often rings that rest are looked at: a guest that goes on waits for its first request so much longer.
-const LOOK_AT_RESTING: Duration = Duration::from_millis(50);
-
 /// How long a change of memory, or the end of a session, waits for memory to be unpinned, of which seconds are some hundred
 /// GiB.
 const UNPIN_PATIENCE: Duration = Duration::from_secs(10);
@@ -95,9 +92,8 @@ pub(crate) struct Session<'a> {
     /// Where the client has what is written to its memory noted, while it has LOG_ALL, and what is signalled then.
     log: Option<Arc<DirtyLog>>,
     log_fd: Option<Arc<PeerFd>>,
-    /// Rings are to run as soon as less is owed to the disks' limits, or as they are asked for something: how soon that is
-    /// looked at.
-    awaited: Option<Duration>,
+    /// Rings are to run as soon as less is owed to the disks' limits.
+    awaits_limits: bool,
     transfer: Transfer,
     features: u64,
     protocol_features: u64,
@@ -125,7 +121,7 @@ impl<'a> Session<'a> {
             inflight: None,
             log: None,
             log_fd: None,
-            awaited: None,
+            awaits_limits: false,
             transfer: Transfer::None,
             features: 0,
             protocol_features: 0,
@@ -148,7 +144,7 @@ impl<'a> Session<'a> {
 
     fn converse(&mut self) -> Result<(), ProtocolError> {
         loop {
-            self.await_start()?;
+            self.await_limits()?;
             let Some((request, message)) = self.connection.receive()? else { break };
             let pause = self.budget.pace.take(request.cost(), Instant::now());
             // Without a pause, too: a client that has always sent the next message is not waited for anywhere else.
@@ -171,16 +167,14 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Starts the rings that are to run as soon as they need not wait any more; whoever sends a message meanwhile does not wait
-    /// for that.
-    fn await_start(&mut self) -> Result<(), ProtocolError> {
-        while self.awaited.take().is_some() {
+    /// Starts the rings that are to run as soon as they need not wait for limits any more; whoever sends a message meanwhile
+    /// does not wait for that.
+    fn await_limits(&mut self) -> Result<(), ProtocolError> {
+        while mem::take(&mut self.awaits_limits) {
             // Unless they have been stopped meanwhile.
             self.update_vrings()?;
-            self.shared.set_draining(self.awaited.is_some());
-            if let Some(time) = self.awaited
-                && self.connection.await_input(time)?
-            {
+            self.shared.set_draining(self.awaits_limits);
+            if self.awaits_limits && self.connection.await_input(LOOK_AGAIN)? {
                 break;
             }
         }
@@ -345,6 +339,8 @@ impl<'a> Session<'a> {
         }
         self.describe(index, |vring| vring.stop())?;
         self.settle();
+        // Nobody waits any more for what lies in its ring.
+        self.update_diskless()?;
         Ok(self.base(&self.vrings[index as usize]))
     }
 
@@ -424,43 +420,21 @@ impl<'a> Session<'a> {
     /// Starts or stops a queue if that is due now, and with a request queue the others that waited for it.
     fn update_vring(&mut self, index: usize) -> Result<(), ProtocolError> {
         match self.vrings[index].due() {
-            Due::Start if self.owes_limits(index) => return self.put_off(LOOK_AGAIN),
-            Due::Start if self.rests(index) => return self.put_off(LOOK_AT_RESTING),
+            Due::Start if self.owes_limits(index) => {
+                self.awaits_limits = true;
+                self.shared.set_draining(true);
+                return Ok(());
+            }
             Due::Start if !self.must_wait(index) => self.start(index)?,
             Due::Stop => self.stop_queue(index),
             Due::Start | Due::Nothing => return Ok(()),
         }
-        match usize::from(self.device.diskless_queues()) {
-            diskless if index >= diskless => (0..diskless).try_for_each(|waiting| self.update_vring(waiting)),
-            _ => Ok(()),
-        }
+        if index < self.device.diskless_queues().into() { Ok(()) } else { self.update_diskless() }
     }
 
-    /// Has rings that are to run started later.
-    fn put_off(&mut self, look_again: Duration) -> Result<(), ProtocolError> {
-        self.awaited = Some(look_again);
-        self.shared.set_draining(true);
-        Ok(())
-    }
-
-    /// Whether a request queue is not to run yet, nor the disks to be locked for it. Its guest was stopped when another daemon,
-    /// which is gone, had it, and it asks for nothing: QEMU starts rings when it connects again, also of a guest that is paused,
-    /// or has moved and has its disks elsewhere by now. When one of the queues runs none rests.
-    fn rests(&self, index: usize) -> bool {
-        index >= self.device.diskless_queues().into() && self.is_at_rest() && self.is_idle(index)
-    }
-
-    /// Whether no request queue has run since the record's had been stopped, so that nobody else serves them either.
-    fn is_at_rest(&self) -> bool {
-        let mut requests = self.vrings.iter().skip(self.device.diskless_queues().into());
-        self.inflight.as_ref().is_some_and(Inflight::is_at_rest) && !requests.any(Vring::has_run)
-    }
-
-    /// Whether a queue has nothing to do, in its ring or the record, and would go on where its front-end says.
-    fn is_idle(&self, index: usize) -> bool {
-        let (Ok(Some(config)), Some(record)) = (self.queue_config(index), self.record(index)) else { return false };
-        let queue = config.start_recorded(&self.memory, Some(record));
-        queue.is_ok_and(|queue| !queue.is_available() && queue.stop() == config)
+    /// Has queues start that waited for request queues.
+    fn update_diskless(&mut self) -> Result<(), ProtocolError> {
+        (0..self.device.diskless_queues().into()).try_for_each(|waiting| self.update_vring(waiting))
     }
 
     /// Whether a queue has to wait for limits. A client may stop and start its rings as often as it likes, and each drain lets
@@ -472,13 +446,21 @@ impl<'a> Session<'a> {
         { queues }.any(|queue| !self.vrings[queue].is_running() && self.shared.owes_limits(queue))
     }
 
-    /// Whether a queue without disks has to wait for request queues. If the record has chains of it in flight, these may be
-    /// functions that abort commands, which must find the commands: all that the record has in flight must be so again.
+    /// Whether a queue without disks has to wait for request queues. It may have functions that abort commands, in the record or
+    /// in its ring, or gets one before they run. These must find the commands: what the record has in flight must be so again, and
+    /// what lies in a ring that was started be in one that runs. QEMU starts all rings, and enables them then.
     fn must_wait(&self, index: usize) -> bool {
         let diskless = usize::from(self.device.diskless_queues());
-        let is_busy = |index| self.record(index).is_some_and(|record| record.is_busy());
-        let is_behind = |other: usize| !self.vrings[other].is_running() && is_busy(other);
-        index < diskless && is_busy(index) && (diskless..self.vrings.len()).any(is_behind)
+        let is_behind = |other: usize| !self.vrings[other].is_running() && self.has_work(other);
+        index < diskless && (diskless..self.vrings.len()).any(is_behind)
+    }
+
+    /// Whether a queue that does not run has something in flight in its record, or available if it is started.
+    fn has_work(&self, index: usize) -> bool {
+        let record = self.record(index);
+        let is_available = |config: QueueConfig| config.is_available(&self.memory, record.as_ref()).unwrap_or(false);
+        record.as_ref().is_some_and(Record::is_busy)
+            || self.vrings[index].is_started() && self.queue_config(index).ok().flatten().is_some_and(is_available)
     }
 
     fn record(&self, index: usize) -> Option<Record> {
@@ -489,6 +471,7 @@ impl<'a> Session<'a> {
         (0..self.vrings.len()).try_for_each(|index| self.update_vring(index))
     }
 
+    /// Where a queue begins, if it has been said where it is.
     fn queue_config(&self, index: usize) -> Result<Option<QueueConfig>, ProtocolError> {
         let vring = &self.vrings[index];
         let Some(at) = vring.addresses() else { return Ok(None) };
@@ -509,14 +492,11 @@ impl<'a> Session<'a> {
     }
 
     fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
+        // Before anything is read of rings and record that it begins with: nobody writes to them any more who has the disks.
+        self.activate()?;
         let Some(config) = self.queue_config(index)? else { return Ok(()) };
-        let is_diskless = index < self.device.diskless_queues().into();
-        // Before anything is read of rings and record: nobody writes to them any more who has the disks.
-        if !is_diskless || !self.is_at_rest() {
-            self.activate()?;
-        }
-        if let Some(inflight) = self.inflight.as_ref().filter(|_| !is_diskless) {
-            inflight.set_at_rest(false);
+        if index < self.device.diskless_queues().into() && self.has_work(index) {
+            self.shared.await_turns();
         }
         let record = self.record(index);
         // A record that nobody has used comes from a front-end that begins, or whose guest has just arrived and is where the
@@ -526,9 +506,6 @@ impl<'a> Session<'a> {
             return invalid(format!(
                 "queue {index} is packed, and no in-flight record says where a dead daemon was in it; reset the guest"
             ));
-        }
-        if is_diskless && record.as_ref().is_some_and(Record::is_busy) {
-            self.shared.await_turns();
         }
         let queue = match config.start_recorded(&self.memory, record) {
             Ok(queue) => queue,
@@ -588,9 +565,6 @@ impl<'a> Session<'a> {
     fn settle(&self) {
         if !self.vrings.iter().any(Vring::is_to_run) {
             self.shared.deactivate();
-            if let Some(inflight) = self.inflight.as_ref().filter(|_| self.vrings.iter().any(Vring::has_run)) {
-                inflight.set_at_rest(true);
-            }
         }
     }
 

@@ -61,6 +61,11 @@ impl Vring {
         self.state == State::Running
     }
 
+    /// Whether it is started, and does not run.
+    pub(crate) fn is_started(&self) -> bool {
+        self.state == State::Started
+    }
+
     /// Whether it runs, or does as soon as nothing is in the way.
     pub(crate) fn is_to_run(&self) -> bool {
         self.state != State::Stopped && self.enabled && self.addresses.is_some()

@@ -184,7 +184,7 @@ impl LogicalUnit {
         }
         self.set_write_protect(saved.write_protect || self.write_protect());
         if state.is_alone(id) {
-            state.ejected = saved.ejected;
+            state.ejected = saved.ejected && self.config.removable;
         }
         state.settle();
         if let Some(nexus) = state.nexus(id) {

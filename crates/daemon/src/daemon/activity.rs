@@ -41,8 +41,8 @@ impl Daemon {
         }
         if let Some(user) = self.active_export_of(name) {
             return failed(format!(
-                "rings of export '{}' run; they stop with its guest, or with its virtual machine monitor if the guest has \
-                 stopped while no daemon was there",
+                "rings of export '{}' run until its guest stops; if it had stopped before the daemon was started, until it has \
+                 gone on and stops again, or its virtual machine monitor ends",
                 user.id
             ));
         }

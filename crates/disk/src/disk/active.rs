@@ -191,6 +191,11 @@ impl Active {
         }
     }
 
+    /// Whether requests come from here, and it has not [left](Self::leave).
+    pub const fn serves(&self) -> bool {
+        self.serves
+    }
+
     /// The last of its requests has ended. Returns whether the disk is to be [written out](Disk::write_out) before this is
     /// dropped; if not, somebody serves it still who will be the one to do that.
     #[must_use = "nobody else has it written out"]

@@ -40,12 +40,14 @@ struct State {
     given: Mutex<Vec<Op>>,
     /// How often it was flushed by no engine.
     flushed: AtomicUsize,
+    /// Whether that waits until it is open, too.
+    keeps_flushes: AtomicBool,
 }
 
 impl Gate {
     pub fn new() -> Self {
-        let (is_open, is_full, kept, given, flushed) = Default::default();
-        Self(Arc::new(State { is_open, made: Instant::now(), is_full, kept, given, flushed }))
+        let (is_open, is_full, kept, given, flushed, keeps_flushes) = Default::default();
+        Self(Arc::new(State { is_open, made: Instant::now(), is_full, kept, given, flushed, keeps_flushes }))
     }
 
     /// A disk behind it, of zeroes: a read leaves its memory as it is.
@@ -87,6 +89,11 @@ impl Gate {
         std::mem::take(&mut *self.0.given.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Has flushes by no engine wait, too, until it is open.
+    pub fn keep_flushes(&self) {
+        self.0.keeps_flushes.store(true, Ordering::Relaxed);
+    }
+
     /// How often it was flushed by no engine.
     pub fn flushed(&self) -> usize {
         self.0.flushed.load(Ordering::Relaxed)
@@ -123,6 +130,9 @@ impl Remote for Gate {
 
     fn flush(&self) -> Result<(), Errno> {
         self.0.flushed.fetch_add(1, Ordering::Relaxed);
+        if self.0.keeps_flushes.load(Ordering::Relaxed) {
+            await_that("the gate to be opened", || self.0.is_open());
+        }
         Ok(())
     }
 }

@@ -8,6 +8,7 @@ use std::thread;
 use egret_disk::{Aio, Disk, Driver, Limit, Limits, Options, Rates, ThrottleGroup};
 use egret_event_loop::{Nanos, clock};
 use egret_export::{DiskSwap, Export, ExportError, Pause, reopen};
+use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
 use egret_vring::ring::Piece;
 
@@ -309,5 +310,38 @@ fn the_limits_of_a_disk_hold_again_when_its_queues_go_on_whatever_they_have_stop
             }
             assert_eq!(machine.reap(REQUESTS).written, 108 + 512, "{what}");
         }
+    }
+}
+
+#[test]
+fn a_disk_that_is_left_while_another_is_written_out_stays_locked_for_who_could_not_and_is_written_out_for_who_comes() {
+    const AGAIN: LunAddress = LunAddress { target: 5, lun: 0 };
+    for comes in [false, true] {
+        let io = IoThread::start();
+        let [slow, quick] = [Gate::new(), Gate::new()];
+        let [first, late] = [&slow, &quick]
+            .map(|gate| Arc::new(Disk::open(&Options { allow_inactive: true, ..gate.options() }).unwrap()));
+        slow.keep_flushes();
+        let (mut machine, export) = started_with(&io, first, Layout::Split);
+        add_late(&export, Arc::clone(&late)).unwrap();
+        let mut elsewhere = late.activate().unwrap();
+        elsewhere.serve();
+        for queue in [CONTROL, EVENTS] {
+            assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
+        }
+        machine.peer.say(GET_VRING_BASE, 0, &words(&[REQUESTS, 0]), &[]);
+        await_that("the first disk to be written out", || slow.flushed() == 1);
+        if comes {
+            let activate = |disk: &Arc<Disk>| disk.activate().map_err(|e| ExportError::Disk("late".into(), e.into()));
+            export.add_lun(AGAIN, unit("again"), Arc::clone(&late), activate).unwrap();
+            assert!(!elsewhere.leave(), "it is served here");
+            drop(elsewhere);
+        } else {
+            assert!(elsewhere.leave(), "it is the last, and fails to have it written out");
+            assert!(export.keep(elsewhere).is_none());
+        }
+        slow.open();
+        assert!(machine.peer.hear().is_some());
+        assert_eq!((quick.flushed(), late.is_active()), if comes { (1, false) } else { (0, true) });
     }
 }

@@ -21,7 +21,6 @@ use crate::peer::{
 
 pub const MIB: u64 = 1 << 20;
 const MEMORY: u64 = 0x10_0000;
-const MEMORY_SIZE: u64 = 0x20_0000;
 pub const DATA: u64 = MEMORY + 0x10_0000;
 
 pub const CONTROL: u32 = 0;
@@ -79,7 +78,6 @@ pub fn await_signal(fd: &OwnedFd) {
 /// A front-end that drives control, event and request queues.
 pub struct Machine {
     pub peer: Peer,
-    file: OwnedFd,
     pub memory: Arc<GuestMemory>,
     pub rings: Vec<Ring>,
 }
@@ -107,9 +105,9 @@ impl Machine {
         peer.agree_but(unwanted.into_iter().filter(|(_, is_wanted)| !is_wanted).map(|(feature, _)| feature).sum());
         let queues = peer.ask_u64(GET_QUEUE_NUM) as u32;
         assert!(queues > REQUESTS);
-        let region = Region::anonymous(MEMORY, MEMORY_SIZE).unwrap();
-        let file = region.file.try_clone().unwrap().into();
-        hand_over_memory(&peer, &file);
+        let region = Region::anonymous(MEMORY, 0x20_0000).unwrap();
+        let table = [words(&[1, 0]), longs(&[MEMORY, region.size, MEMORY, 0])].concat();
+        peer.say(SET_MEM_TABLE, 0, &table, &[region.file.as_fd()]);
         let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
         let mut rings = Vec::new();
         for index in 0..queues {
@@ -122,15 +120,7 @@ impl Machine {
             peer.say(SET_VRING_ERR, 0, &longs(&[index.into()]), &[err.as_fd()]);
             rings.push(Ring { driver, kick: fd(), call: fd(), err });
         }
-        Self { peer, file, memory, rings }
-    }
-
-    /// Connects to another daemon, and hands over its memory.
-    pub fn connect(&mut self, stream: UnixStream) {
-        let packed = self.rings[0].driver.queue().packed;
-        self.peer = Peer(stream);
-        self.peer.agree_but(if packed { 0 } else { RING_PACKED });
-        hand_over_memory(&self.peer, &self.file);
+        Self { peer, memory, rings }
     }
 
     pub fn start_rings(&mut self) {
@@ -139,21 +129,33 @@ impl Machine {
         }
     }
 
-    pub fn start_ring(&mut self, index: u32) -> Option<u64> {
-        self.start_ring_at(index, self.rings[index as usize].driver.queue().base)
+    /// As QEMU does: all are started before the first is enabled.
+    pub fn start_rings_and_enable_them_then(&mut self) {
+        let rings = 0..self.rings.len() as u32;
+        rings.clone().for_each(|index| self.start_ring_disabled(index));
+        rings.for_each(|index| assert_eq!(self.enable_ring(index), Some(0)));
     }
 
-    pub fn start_ring_at(&mut self, index: u32, base: u32) -> Option<u64> {
-        let (peer, ring) = (&mut self.peer, &self.rings[index as usize]);
+    pub fn start_ring(&mut self, index: u32) -> Option<u64> {
+        self.start_ring_disabled(index);
+        self.enable_ring(index)
+    }
+
+    fn enable_ring(&mut self, index: u32) -> Option<u64> {
+        self.peer.order(SET_VRING_ENABLE, &words(&[index, 1]))
+    }
+
+    /// Starts it, and leaves it disabled.
+    pub fn start_ring_disabled(&self, index: u32) {
+        let (peer, ring) = (&self.peer, &self.rings[index as usize]);
         let queue = ring.driver.queue();
         peer.say(SET_VRING_NUM, 0, &words(&[index, queue.size.into()]), &[]);
-        peer.say(SET_VRING_BASE, 0, &words(&[index, base]), &[]);
+        peer.say(SET_VRING_BASE, 0, &words(&[index, queue.base]), &[]);
         let place = [words(&[index, 0]), longs(&[queue.desc, queue.used, queue.avail, 0])].concat();
         peer.say(SET_VRING_ADDR, 0, &place, &[]);
         let name = longs(&[index.into()]);
         peer.say(SET_VRING_CALL, 0, &name, &[ring.call.as_fd()]);
         peer.say(SET_VRING_KICK, 0, &name, &[ring.kick.as_fd()]);
-        peer.order(SET_VRING_ENABLE, &words(&[index, 1]))
     }
 
     /// Starts a ring that GET_VRING_BASE has stopped, where it was.
@@ -250,11 +252,6 @@ impl Machine {
     pub fn offer_event(&mut self) {
         self.offer(EVENTS, &[], &[Piece { addr: DATA + 0x3000, len: 16 }]);
     }
-}
-
-fn hand_over_memory(peer: &Peer, file: &OwnedFd) {
-    let table = [words(&[1, 0]), longs(&[MEMORY, MEMORY_SIZE, MEMORY, 0])].concat();
-    peer.say(SET_MEM_TABLE, 0, &table, &[file.as_fd()]);
 }
 
 pub fn started(io: &IoThread, latency: Nanos) -> (Machine, Export) {

@@ -14,16 +14,15 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::ExportError;
+use egret_export::{Export, ExportError};
 use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
 use egret_vring::ring::{InflightConfig, PACKED_BASE};
 
 use machine::*;
 use peer::gate::Gate;
-use peer::{GET_QUEUE_NUM, GET_VRING_BASE, IoThread, RESET_DEVICE, RING_PACKED, SET_INFLIGHT_FD, longs, words};
+use peer::{GET_VRING_BASE, IoThread, RESET_DEVICE, RING_PACKED, SET_INFLIGHT_FD, longs, words};
 use waiting::{await_waiting, manage_to_wait};
 
 #[test]
@@ -107,31 +106,71 @@ fn a_reset_of_a_unit_is_answered_after_the_commands_that_it_ends() {
 
 #[test]
 fn a_function_that_a_dead_daemon_left_behind_comes_after_the_commands_that_it_left_behind_with_it() {
+    // Taken up by the dead daemon, or sent when it was dead.
+    for is_in_flight in [true, false] {
+        let io = IoThread::start();
+        let gate = Gate::new();
+        let (mut machine, export) = two_commands_and_a_function_that_aborts_one(&io, &gate, Layout::Split);
+        let record = InflightConfig { queues: 3, queue_size: 16, packed: false };
+        let record = Region::anonymous(0, record.bytes()).unwrap();
+        let left_behind = |queue: u32, head: u64| {
+            // Each queue's part has 16 bytes and 16 states of 16, and ends with a line of 64.
+            let at = u64::from(queue) * 320;
+            let version_and_length = [1u16.to_ne_bytes(), 16u16.to_ne_bytes()].concat();
+            record.file.write_all_at(&version_and_length, at + 8).unwrap();
+            record.file.write_all_at(&[1], at + 16 + 16 * head).unwrap();
+            record.file.write_all_at(&head.to_ne_bytes(), at + 16 + 16 * head + 8).unwrap();
+        };
+        if is_in_flight {
+            left_behind(CONTROL, 0);
+        }
+        left_behind(REQUESTS, 0);
+        left_behind(REQUESTS, 3);
+        let message = longs(&[record.size, 0, 16 << 16 | 3]);
+        machine.peer.say(SET_INFLIGHT_FD, 0, &message, &[record.file.as_fd()]);
+        // The control queue is the first.
+        machine.start_rings();
+        await_aborted(&mut machine, &export, &gate);
+    }
+}
+
+#[test]
+fn a_function_that_was_sent_while_no_daemon_was_there_comes_after_the_commands_that_were_sent_with_it() {
+    for layout in [Layout::Split, Layout::Packed] {
+        let io = IoThread::start();
+        let gate = Gate::new();
+        let (mut machine, export) = two_commands_and_a_function_that_aborts_one(&io, &gate, layout);
+        machine.start_rings_and_enable_them_then();
+        await_aborted(&mut machine, &export, &gate);
+    }
+}
+
+#[test]
+fn functions_do_not_wait_for_commands_in_a_ring_that_is_stopped() {
     let io = IoThread::start();
-    let gate = Gate::new();
-    let (stream, export) = listening(&io, gate.disk());
+    let (stream, _export) = listening(&io, disk(Nanos::ZERO));
     let mut machine = Machine::new(stream, Layout::Split);
-    // The first command is told of the power on; the second is there to be aborted.
+    machine.send(FIRST, &READ, 4096);
+    machine.manage(QUERY_TASK);
+    machine.start_ring_disabled(REQUESTS);
+    machine.start_ring(CONTROL);
+    assert!(!machine.rings[CONTROL as usize].driver.has_used());
+    assert!(machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])).is_some());
+    assert_eq!(machine.managed(), 0, "nobody has the command");
+}
+
+/// A machine whose rings have not started: the first command is told of the power on, the second is there to be aborted.
+fn two_commands_and_a_function_that_aborts_one(io: &IoThread, gate: &Gate, layout: Layout) -> (Machine, Export) {
+    let (stream, export) = listening(io, gate.disk());
+    let mut machine = Machine::new(stream, layout);
     machine.send(FIRST, &READ, 4096);
     machine.send(FIRST, &READ, 4096);
     machine.manage(ABORT_TASK);
-    let record = Region::anonymous(0, InflightConfig { queues: 3, queue_size: 16, packed: false }.bytes()).unwrap();
-    let left_behind = |queue: u32, head: u64| {
-        // Each queue's part has 16 bytes and 16 states of 16, and ends with a line of 64.
-        let at = u64::from(queue) * 320;
-        let version_and_length = [1u16.to_ne_bytes(), 16u16.to_ne_bytes()].concat();
-        record.file.write_all_at(&version_and_length, at + 8).unwrap();
-        record.file.write_all_at(&[1], at + 16 + 16 * head).unwrap();
-        record.file.write_all_at(&head.to_ne_bytes(), at + 16 + 16 * head + 8).unwrap();
-    };
-    left_behind(CONTROL, 0);
-    left_behind(REQUESTS, 0);
-    left_behind(REQUESTS, 3);
-    let message = longs(&[record.size, 0, 16 << 16 | 3]);
-    machine.peer.say(SET_INFLIGHT_FD, 0, &message, &[record.file.as_fd()]);
-    // The control queue is the first.
-    machine.start_rings();
-    await_waiting(&mut machine, &export);
+    (machine, export)
+}
+
+fn await_aborted(machine: &mut Machine, export: &Export, gate: &Gate) {
+    await_waiting(machine, export);
     gate.open();
     assert_eq!(machine.managed(), 0);
     let requests = &mut machine.rings[REQUESTS as usize].driver;
@@ -260,92 +299,6 @@ fn a_front_end_that_stops_and_starts_with_its_record_finds_each_unit_s_write_cac
     }
     assert_eq!([FIRST, LATE].map(|at| write_cache(&mut machine, at)), [0, 4]);
     assert!(export.lun(LATE).unwrap().unit.write_cache(), "and its writes are as fast");
-}
-
-/// QEMU has the rings of a guest that is paused, or that has left, run when it connects again.
-#[test]
-fn the_disks_of_a_guest_that_was_stopped_are_left_to_others_by_the_next_daemon_until_it_asks_for_something() {
-    const QUEUES: [u32; 3] = [CONTROL, EVENTS, REQUESTS];
-    let io = IoThread::start();
-    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    image.as_file().set_len(64 * MIB).unwrap();
-    let driver = Driver::File { filename: image.path().to_owned() };
-    let options = Options { allow_inactive: true, ..Options::new("disk", driver) };
-    let daemon = || {
-        let disk = Arc::new(Disk::open(&options).unwrap());
-        let (stream, export) = listening(&io, Arc::clone(&disk));
-        (stream, export, disk)
-    };
-    for layout in [Layout::Split, Layout::Packed] {
-        let record = InflightConfig { queues: 3, queue_size: 16, packed: layout == Layout::Packed };
-        let record = Region::anonymous(0, record.bytes()).unwrap();
-        let hand_over = |machine: &Machine| {
-            machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
-        };
-        let stop = |machine: &mut Machine| {
-            QUEUES.map(|queue| {
-                let reply = machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).unwrap();
-                u32::from_ne_bytes(reply[4..].try_into().unwrap())
-            })
-        };
-        let go_on = |machine: &mut Machine| {
-            QUEUES.into_iter().for_each(|queue| machine.start_ring_again(queue));
-            // When this is answered they have started.
-            assert_eq!(machine.peer.ask_u64(GET_QUEUE_NUM), 3);
-        };
-        let next = |machine: &mut Machine, bases: [u32; 3]| {
-            let (stream, export, disk) = daemon();
-            machine.connect(stream);
-            hand_over(machine);
-            for (queue, base) in QUEUES.into_iter().zip(bases) {
-                assert_eq!(machine.start_ring_at(queue, base), Some(0));
-            }
-            (export, disk)
-        };
-        let (stream, export, disk) = daemon();
-        let mut machine = Machine::new(stream, layout);
-        let first = QUEUES.map(|queue| machine.rings[queue as usize].driver.queue().base);
-        hand_over(&machine);
-        machine.start_rings();
-        machine.offer_event();
-        assert_eq!((disk.is_active(), machine.command(FIRST, &TEST_UNIT_READY, 0)), (true, POWER_ON));
-        drop((export, disk));
-
-        let (export, disk) = next(&mut machine, first);
-        assert!(disk.is_active(), "it was not stopped");
-        let bases = stop(&mut machine);
-        assert!(!disk.is_active());
-        drop((export, disk));
-
-        let (export, disk) = next(&mut machine, bases);
-        machine.manage(QUERY_TASK_SET);
-        machine.managed();
-        assert!(!disk.is_active() && export.is_in_use());
-        drop(Arc::new(Disk::open(&options).unwrap()).activate().expect("nobody has it locked"));
-        assert_eq!(stop(&mut machine)[REQUESTS as usize], bases[REQUESTS as usize]);
-        go_on(&mut machine);
-        assert_eq!((disk.is_active(), machine.command(FIRST, &TEST_UNIT_READY, 0)), (false, POWER_ON));
-        assert!(disk.is_active());
-        stop(&mut machine);
-        assert!(!disk.is_active());
-        go_on(&mut machine);
-        assert!(disk.is_active(), "its daemon has not changed meanwhile");
-
-        let bases = stop(&mut machine);
-        drop((export, disk));
-        let (export, disk) = next(&mut machine, first);
-        assert!(disk.is_active(), "it is not where its front-end has it");
-        drop((export, disk));
-        let (export, disk) = next(&mut machine, bases);
-        assert!(disk.is_active(), "it has run since it was stopped");
-        stop(&mut machine);
-        drop((export, disk));
-
-        machine.send(FIRST, &TEST_UNIT_READY, 0);
-        let (_export, disk) = next(&mut machine, bases);
-        assert!(disk.is_active(), "it has something to do");
-        assert_eq!(machine.answer(), POWER_ON);
-    }
 }
 
 #[test]

@@ -3,14 +3,16 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
+use crate::LunConfig;
 use crate::nexus::{Flags, Nexus};
 use crate::testing::{BLOCK, BLOCKS, config};
 
 const A: NexusId = NexusId { initiator: 1, port: 1 };
 const B: NexusId = NexusId { initiator: 2, port: 1 };
 
+/// Its medium is removable.
 fn unit(nexus: NexusId) -> (LogicalUnit, Arc<Nexus>) {
-    let unit = LogicalUnit::new(config()).unwrap();
+    let unit = LogicalUnit::new(LunConfig { removable: true, ..config() }).unwrap();
     let nexus = unit.attach(nexus);
     (unit, nexus)
 }
@@ -85,6 +87,15 @@ fn what_reserve_has_reserved_and_what_is_prevented_move_along() {
     moved(&from, &to).unwrap();
     let state = to.state();
     assert!(!state.reservations.has_reserved_unit(B) && state.preventing.is_empty());
+}
+
+#[test]
+fn a_medium_that_is_not_removable_is_there_whatever_a_state_says() {
+    let ((from, _), to) = (unit(A), LogicalUnit::new(config()).unwrap());
+    let nexus = to.attach(B);
+    from.state().set_ejected(true);
+    moved(&from, &to).unwrap();
+    assert!(!to.state().ejected && !nexus.flags().has(Flags::NOT_READY));
 }
 
 #[test]

@@ -7,8 +7,8 @@
 //! The stores are volatile, and so stay in their order; there is nobody to see them but who comes after a process that
 //! is dead, and then all of its stores have arrived.
 //!
-//! Behind the queues' parts a device of ours has three words of its own: what its driver has chosen, which no front-end tells
-//! the next device, which device noted it, and whether the front-end had stopped all queues. Another's record ends before them.
+//! Behind the queues' parts a device of ours has two words of its own: what its driver has chosen, which no front-end tells
+//! the next device, and which device noted it. Another's record ends before them.
 //!
 //! Whoever has the record's file can write to it. What it says is checked when a queue starts; later it is only
 //! written, and read no further than to find where to write, inside the record.
@@ -30,12 +30,9 @@ const VERSION: u16 = 1;
 const LINE: u64 = 64;
 /// What the first word behind them begins with, and nothing that is there by chance; the last byte says what it is about.
 const CHOICES: u64 = u64::from_be_bytes(*b"egretwc\0");
-/// What the third of them is while the queues are at rest.
-const AT_REST: u64 = u64::from_be_bytes(*b"at rest\0");
 /// Where the words behind them are, in bytes.
 const CHOSEN: u64 = 0;
 const KEEPER: u64 = 8;
-const REST: u64 = 16;
 
 /// Why a record cannot be used.
 #[derive(Debug, Error)]
@@ -208,16 +205,6 @@ impl Inflight {
     /// Says which device notes choices from here on.
     pub fn set_keeper(&self, name: u64) {
         self.set_word(KEEPER, name);
-    }
-
-    /// Whether the front-end had stopped all queues when they were last served.
-    pub fn is_at_rest(&self) -> bool {
-        self.get_word(REST) == Some(AT_REST)
-    }
-
-    /// Notes whether the front-end has stopped all queues.
-    pub fn set_at_rest(&self, is_at_rest: bool) {
-        self.set_word(REST, if is_at_rest { AT_REST } else { 0 });
     }
 
     fn get_word(&self, at: u64) -> Option<u64> {

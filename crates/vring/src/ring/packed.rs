@@ -78,6 +78,17 @@ impl QueueConfig {
             kicks_suppressed: false,
         })
     }
+
+    /// [`is_available`](Self::is_available), for a packed ring.
+    pub(super) fn is_packed_available(&self, memory: &GuestMemory, record: Option<&Record>) -> Result<bool, RingError> {
+        // SAFETY: the memory is borrowed for as long as the areas are used.
+        let ring = unsafe { Areas::locate(self, memory) }?.ring;
+        let next = match record.filter(|record| !record.is_new()) {
+            Some(record) => Tracker::place(record, &ring)?.0,
+            None => Position::new(self.base as u16, self.size)?,
+        };
+        Ok(ring.flags(next.slot()) & area::OWNER == next.available())
+    }
 }
 
 /// Where the areas are in this process, for either half.

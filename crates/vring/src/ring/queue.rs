@@ -75,6 +75,16 @@ impl QueueConfig {
         queue.arm_kicks();
         Ok(queue)
     }
+
+    /// Whether there is something available where a queue would begin that is [started](Self::start_recorded) so. Of a split
+    /// ring that is also what is in flight. Nothing is written.
+    ///
+    /// # Errors
+    ///
+    /// As [`start_recorded`](Self::start_recorded).
+    pub fn is_available(&self, memory: &GuestMemory, record: Option<&Record>) -> Result<bool, RingError> {
+        if self.packed { self.is_packed_available(memory, record) } else { self.is_split_available(memory) }
+    }
 }
 
 /// The next queue's number, by which memory that is lent names its lender; 0 is no queue's.

@@ -52,6 +52,13 @@ impl QueueConfig {
             kicks_suppressed: false,
         })
     }
+
+    /// [`is_available`](Self::is_available), for a split ring.
+    pub(super) fn is_split_available(&self, memory: &GuestMemory) -> Result<bool, RingError> {
+        // SAFETY: the memory is borrowed for as long as the areas are used, and the events are not.
+        let areas = unsafe { Areas::locate(self, memory) }?;
+        Ok(areas.avail.index() != areas.used.index())
+    }
 }
 
 /// Where the areas are in this process, for either half.

@@ -111,18 +111,25 @@ impl Tracker {
     /// Ends or takes back what the last device was about to do.
     fn reconcile(&mut self, ring: &Slots) -> Result<(), RecordError> {
         let header = self.record.header();
-        let [used, old] = places(self.record.get(header, USED), ring.size())?;
-        if used != old && ring.flags(old.slot()) & OWNER != old.available() {
-            self.used = used;
+        let (used, was_shown) = Self::place(&self.record, ring)?;
+        self.used = used;
+        if was_shown {
             self.free = self.record.get(header, FREE_HEAD);
             self.record.set(header, OLD_FREE_HEAD, self.free);
         } else {
-            self.used = old;
             self.free = self.record.get(header, OLD_FREE_HEAD);
             self.record.set(header, FREE_HEAD, self.free);
         }
         self.record.set(header, USED, used_word(self.used, self.used));
         Ok(())
+    }
+
+    /// Where a record that was used has the next chain shown to the driver, and whether what the last device was about to show
+    /// is.
+    pub(in crate::ring) fn place(record: &Record, ring: &Slots) -> Result<(Position, bool), RecordError> {
+        let [used, old] = places(record.get(record.header(), USED), ring.size())?;
+        let was_shown = used != old && ring.flags(old.slot()) & OWNER != old.available();
+        Ok((if was_shown { used } else { old }, was_shown))
     }
 
     /// Finds out what is free and what is in flight: each entry is one or the other.
