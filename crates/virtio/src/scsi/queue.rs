@@ -323,20 +323,7 @@ impl ScsiQueue {
                 Buffers::own(mem::take(slot.command.scratch(&given)), list)
             }
         };
-        let request_type = match op {
-            Op::Read => RequestType::Read,
-            Op::Write { .. } => RequestType::Write,
-            Op::Flush => RequestType::Flush,
-            Op::Discard => RequestType::Discard,
-            Op::WriteZeroes { .. } => RequestType::WriteZeroes,
-        };
-        // It counts as what it is for, and the bytes of that alone: of all that it does the first change, or else the first read; a
-        // flush is only the way to the rest, where there is one.
-        let weight = |of| match of {
-            RequestType::Flush => 0,
-            RequestType::Read => 1,
-            _ => 2,
-        };
+        let request_type = type_of(op);
         match slot.request_type.map(weight).cmp(&Some(weight(request_type))) {
             cmp::Ordering::Less => (slot.request_type, slot.bytes) = (Some(request_type), len),
             cmp::Ordering::Equal => slot.bytes += len,
@@ -429,6 +416,26 @@ impl Slot {
     }
 }
 
+const fn type_of(op: Op) -> RequestType {
+    match op {
+        Op::Read => RequestType::Read,
+        Op::Write { .. } => RequestType::Write,
+        Op::Flush => RequestType::Flush,
+        Op::Discard => RequestType::Discard,
+        Op::WriteZeroes { .. } => RequestType::WriteZeroes,
+    }
+}
+
+/// A command counts as what it is for, and the bytes of that alone: of all that it does the first change, or else the first read; a
+/// flush is only the way to the rest, where there is one.
+const fn weight(of: RequestType) -> u8 {
+    match of {
+        RequestType::Flush => 0,
+        RequestType::Read => 1,
+        _ => 2,
+    }
+}
+
 /// What a request asks of the disk, but for the memory.
 const fn asked_by(request: &Request<Buffers>) -> DiskOp {
     DiskOp { op: request.op, offset: request.offset, len: request.len, memory: Memory::None }
@@ -513,9 +520,9 @@ impl RequestModel for ScsiQueue {
         let lun = self.view.lun(self.unit_of(head));
         let slot = &mut self.slots[usize::from(head)];
         if lun.unit.suspend(&mut slot.command, self.lane, &asked_by(request)) {
-            slot.bytes = 0;
-        } else if slot.scratch > 0 {
-            // It is asked for anew.
+            (slot.request_type, slot.bytes) = (None, 0);
+        } else if slot.scratch > 0 && slot.request_type.map(weight) == Some(weight(type_of(request.op))) {
+            // It is asked for anew, and was counted.
             slot.bytes -= request.len;
         }
         if slot.scratch > 0 {

@@ -456,6 +456,39 @@ fn a_write_that_was_put_off_is_stable_if_the_write_cache_was_turned_off_meanwhil
 }
 
 #[test]
+fn what_a_command_has_done_counts_once_though_its_parts_are_put_off_and_asked_for_anew() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let put_off = |line: &mut Line, key, mut request: Request<Buffers>| {
+        line.model.suspend(&mut request);
+        match line.model.readmit(&line.guest.memory, key, request) {
+            Next::Submit(_, request) => request,
+            other => panic!("it goes on: {other:?}"),
+        }
+    };
+    // WRITE AND VERIFY of a block, by its bytes: its read alone is put off, which counts as nothing.
+    let mut cdb = write10(0, 1);
+    (cdb[0], cdb[1]) = (0x2e, 0x02);
+    let (key, write) = line.submitted(FIRST, 1, &cdb, &[piece(BUFFER, 512)], &[]);
+    let Next::Submit(_, mut read) = line.end(write, Ok(())) else { panic!("it is verified") };
+    for _ in 0..2 {
+        read = put_off(&mut line, key, read);
+    }
+    let told = line.ended(read, Ok(()));
+    assert_eq!((told.status, told.ended.request_type, told.ended.bytes), (GOOD, crate::RequestType::Write, 512));
+    // COMPARE AND WRITE begins again, and finds something else then.
+    let (key, read) = line.submitted(FIRST, 1, &compare_and_write(0), &[piece(BUFFER, 1024)], &[]);
+    let Next::Submit(_, write) = line.end(read, Ok(())) else { panic!("the write follows") };
+    let read = put_off(&mut line, key, write);
+    line.guest.write(BUFFER, &[1; 512]);
+    let told = line.ended(read, Ok(()));
+    assert_eq!(
+        (told.status, told.ended.request_type, told.ended.bytes),
+        (CHECK_CONDITION, crate::RequestType::Read, 512)
+    );
+}
+
+#[test]
 fn a_command_that_was_put_off_and_is_aborted_ends_as_that_and_so_does_its_function_though_it_would_be_refused() {
     let scsi = device();
     let (mut line, mut other) = (Line::requests(&scsi), Line::new(&scsi, 3));
