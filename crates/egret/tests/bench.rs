@@ -425,7 +425,7 @@ fn a_load_that_only_reads_leaves_a_file_over_ssh_as_it_is_though_it_wants_more_o
     let lab = Lab::new(&format!(
         "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'null'\n\
          [[subject]]\nname = 's'\nstack = 'ssh'\nclient = 'ssh:there'\ndisk = '{}'\n\
-         [[load]]\nrw = 'randread'\nsize = '16M'\nruntime = '100ms'\nramp-time = '0s'\n",
+         [[load]]\nrw = 'randread'\nsize = '16M'\nruntime = '100ms'\nramp_time = '0s'\n",
         image.display()
     ));
     let ended = lab.bench(&[]).env("PATH", path_with_an_ssh(&lab.scratch)).output().unwrap();

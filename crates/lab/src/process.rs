@@ -9,7 +9,7 @@
 //! | a [`ProcessReaper`], a shell that waits on a pipe from the lab, ends process groups, removes directories and puts settings back | the same |
 //!
 //! All of them send SIGTERM first: fio's jobs, where they are processes, are in sessions of their own, and fio ends them. Only
-//! what has not ended after [`GRACE`] is killed, with its children.
+//! what has not ended after five seconds is killed, with its children.
 //!
 //! After a reboot the next [`Scratch::new`] in the same directory finds left-over directories whose lock is free, and
 //! removes them.
