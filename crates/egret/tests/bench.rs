@@ -429,8 +429,8 @@ fn a_load_that_only_reads_leaves_a_file_over_ssh_as_it_is_though_it_wants_more_o
         image.display()
     ));
     let ended = lab.bench(&[]).env("PATH", path_with_an_ssh(&lab.scratch)).output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(said.contains("fio"), "it came that far: {said}");
+    let said = String::from_utf8_lossy(&ended.stdout);
+    assert!(said.contains("1 cells measured"), "{said}");
     assert_eq!(fs::read(&image).unwrap(), content);
 }
 
