@@ -372,7 +372,10 @@ impl Habits {
             let rival = &mut self.rivals[trial.rival];
             rival.own.add(sample);
             trial.own.add(sample);
-            if trial.slices == SETTLING + SLICES || rival.base.against(&rival.own).is_hopeless() {
+            // What came of it before may be of another machine: that ends no trial whose own slices are cheaper.
+            let is_hopeless =
+                rival.base.against(&rival.own).is_hopeless() && !trial.sides[0].against(&trial.own).saves();
+            if trial.slices == SETTLING + SLICES || is_hopeless {
                 trial.after = Some(0);
             }
         }
@@ -595,6 +598,19 @@ mod tests {
             assert_eq!(habits.in_force == 2, wins, "{sides:?}");
             let own = if wins { 10.0 } else { 12.0 };
             assert_eq!((habits.own.cost().added, habits.own.slices()), (own, if wins { 8.0 } else { 4.0 }));
+        }
+    }
+
+    #[test]
+    fn a_bad_past_ends_no_trial_at_once_that_is_cheaper_than_what_was_before_it() {
+        for (cost, is_over) in [(10.0, false), (12.0, true), (20.0, true)] {
+            let mut habits = habits();
+            habits.rivals[2] =
+                Rival { own: tally(9.0, &[20.0; 200]), base: tally(9.0, &[12.0; 200]), ..Rival::default() };
+            let sides = [tally(9.0, &[12.0; 4]), Tally::default()];
+            habits.trial = Some(Trial { rival: 2, slices: SETTLING, sides, ..Trial::default() });
+            habits.go_on(&slice(), sample(9.0, cost));
+            assert_eq!(habits.trial.and_then(|trial| trial.after).is_some(), is_over, "{cost}");
         }
     }
 
