@@ -110,10 +110,13 @@ impl Queues {
 
     /// What keeps one of them active, if it is.
     pub(crate) fn take_active(&mut self, key: DiskKey) -> Option<Active> {
-        self.active.iter_mut().chain([&mut self.unwritten]).find_map(|all| {
+        let taken = self.active.iter_mut().chain([&mut self.unwritten]).find_map(|all| {
             let at = all.iter().position(|(of, _)| *of == key)?;
             Some(all.swap_remove(at).1)
-        })
+        });
+        // One that was left while another was written out may be here twice, and whoever takes it sees to both.
+        self.unwritten.retain(|(of, _)| *of != key);
+        taken
     }
 
     /// The device's disks, with their keys.

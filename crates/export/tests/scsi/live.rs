@@ -316,7 +316,8 @@ fn the_limits_of_a_disk_hold_again_when_its_queues_go_on_whatever_they_have_stop
 #[test]
 fn a_disk_that_is_left_while_another_is_written_out_stays_locked_for_who_could_not_and_is_written_out_for_who_comes() {
     const AGAIN: LunAddress = LunAddress { target: 5, lun: 0 };
-    for comes in [false, true] {
+    // It is kept, or comes again, or is kept and taken away.
+    for (comes, goes) in [(false, false), (true, false), (false, true)] {
         let io = IoThread::start();
         let [slow, quick] = [Gate::new(), Gate::new()];
         let [first, late] = [&slow, &quick]
@@ -340,8 +341,12 @@ fn a_disk_that_is_left_while_another_is_written_out_stays_locked_for_who_could_n
             assert!(elsewhere.leave(), "it is the last, and fails to have it written out");
             assert!(export.keep(elsewhere).is_none());
         }
+        if goes {
+            assert!(export.remove_lun(LATE).unwrap().wait().is_none());
+            assert!(!late.is_active(), "nobody has it any more");
+        }
         slow.open();
         assert!(machine.peer.hear().is_some());
-        assert_eq!((quick.flushed(), late.is_active()), if comes { (1, false) } else { (0, true) });
+        assert_eq!((quick.flushed(), late.is_active()), if comes || goes { (1, false) } else { (0, true) });
     }
 }
