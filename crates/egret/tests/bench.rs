@@ -377,13 +377,8 @@ fn fio_over_ssh_ends_with_the_connection() {
     }
     for signal in [rustix::process::Signal::INT, rustix::process::Signal::KILL] {
         let scratch = Scratch::new();
-        let lab = Lab::new(&format!(
-            "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'null'\n\
-             [[subject]]\nname = 's'\nstack = 'ssh'\nclient = 'ssh:there'\ndisk = '{}'\n\
-             [[load]]\nprocesses = true\nruntime = '10m'\n",
-            scratch.image("image", 16 << 20).display()
-        ));
-        let mut child = Reaped(lab.bench(&[]).env("PATH", path_with_an_ssh(&lab.scratch)).spawn().unwrap());
+        let (lab, mut bench) = over_ssh(&scratch.image("image", 16 << 20), "processes = true\nruntime = '10m'");
+        let mut child = Reaped(bench.spawn().unwrap());
         let there = |name: &str| {
             let has_folder = |process: &PathBuf| {
                 let folder = fs::read_link(process.join("cwd"));
@@ -402,15 +397,22 @@ fn fio_over_ssh_ends_with_the_connection() {
     }
 }
 
-/// A path to programs, of which `ssh` connects to this machine. What it runs is in a session of its own, as sshd has it, and has
-/// nothing of the connection but its end.
-fn path_with_an_ssh(scratch: &Scratch) -> String {
-    let programs = scratch.path("bin");
+/// A lab with a load on a disk over ssh, and what runs it, to which `ssh` connects this machine. What that runs is in a session of
+/// its own, as sshd has it, and has nothing of the connection but its end.
+fn over_ssh(disk: &Path, load: &str) -> (Lab, Command) {
+    let lab = Lab::new(&format!(
+        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'null'\n\
+         [[subject]]\nname = 's'\nstack = 'ssh'\nclient = 'ssh:there'\ndisk = '{}'\n[[load]]\n{load}\n",
+        disk.display()
+    ));
+    let programs = lab.scratch.path("bin");
     fs::create_dir(&programs).unwrap();
     let ssh = "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\ncat | setsid sh -c \"$1\" | cat\n";
     fs::write(programs.join("ssh"), ssh).unwrap();
     fs::set_permissions(programs.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
-    format!("{}:{}", programs.display(), std::env::var("PATH").unwrap())
+    let mut bench = lab.bench(&[]);
+    bench.env("PATH", format!("{}:{}", programs.display(), std::env::var("PATH").unwrap()));
+    (lab, bench)
 }
 
 #[test]
@@ -422,13 +424,9 @@ fn a_load_that_only_reads_leaves_a_file_over_ssh_as_it_is_though_it_wants_more_o
     let image = scratch.image("image", 4 << 20);
     let content = vec![7; 4 << 20];
     fs::write(&image, &content).unwrap();
-    let lab = Lab::new(&format!(
-        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'null'\n\
-         [[subject]]\nname = 's'\nstack = 'ssh'\nclient = 'ssh:there'\ndisk = '{}'\n\
-         [[load]]\nrw = 'randread'\nsize = '16M'\nruntime = '100ms'\nramp_time = '0s'\n",
-        image.display()
-    ));
-    let ended = lab.bench(&[]).env("PATH", path_with_an_ssh(&lab.scratch)).output().unwrap();
+    let load = "rw = 'randread'\nsize = '16M'\nruntime = '100ms'\nramp_time = '0s'";
+    let (_lab, mut bench) = over_ssh(&image, load);
+    let ended = bench.output().unwrap();
     let said = String::from_utf8_lossy(&ended.stdout);
     assert!(said.contains("1 cells measured"), "{said}");
     assert_eq!(fs::read(&image).unwrap(), content);

@@ -421,6 +421,9 @@ mod tests {
         let error = disks.restore(&made).unwrap_err().to_string();
         assert_eq!(error, "the disk had 2097152 bytes before, and 3145728 afterwards");
         assert!(disks.restore(&made).is_ok() && fs::metadata(&paths[1]).unwrap().len() == 2 << 20);
+        fs::remove_file(&paths[1]).unwrap();
+        let error = disks.restore(&made).unwrap_err().to_string();
+        assert!(error.starts_with(paths[1].to_str().unwrap()), "{error}");
         drop(disks);
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     }

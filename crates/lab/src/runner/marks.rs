@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::order::{is_host, subject_called};
-use crate::plan::{Load, Plan, Stack};
+use crate::plan::{Load, Plan};
 use crate::results::{Bottleneck, Cell, CellId, DISTURBS, Measurement, Outcome, Warning};
 use crate::statistics::mean;
 
@@ -93,10 +93,7 @@ pub fn noise(cells: &[Cell], processors: usize) -> Option<Warning> {
 /// Warns of cells of fio's that are over so soon that whole milliseconds, in which fio tells how long it took, are off by more than a
 /// hundredth.
 pub fn brief(plan: &Plan, cells: &[Cell]) -> Option<Warning> {
-    let is_fios = |cell: &&Cell| {
-        let stack = subject_called(plan, &cell.id.subject).map(|subject| subject.stack);
-        matches!(stack, Some(Stack::Host | Stack::Guest | Stack::Ssh))
-    };
+    let is_fios = |cell: &&Cell| subject_called(plan, &cell.id.subject).is_some_and(|subject| subject.stack.is_fios());
     let briefs = cells.iter().filter(is_fios).filter_map(|cell| Some((cell, measured(cell)?.seconds)));
     let briefs: Vec<(&Cell, f64)> = briefs.filter(|(_, seconds)| *seconds < BRIEF).collect();
     let (cell, seconds) = briefs.iter().min_by(|one, other| one.1.total_cmp(&other.1))?;
