@@ -16,9 +16,9 @@ use support::scratch::Scratch;
 use support::server::{Options, Program, Reaped, binary};
 use support::{await_that, has_or_skips};
 
-/// Two descriptors become 3 and 4, of this process unless `LISTEN_PID` says otherwise already: the shell's number is that
-/// of the program that it becomes.
-const HAND_OVER: &str = "exec 3<&0 4>&1 </dev/null >/dev/null; \
+/// Two descriptors become 3 and 4, and none is 5, whatever whoever runs the tests has open. They are this process's unless
+/// `LISTEN_PID` says otherwise already: the shell's number is that of the program that it becomes.
+const HAND_OVER: &str = "exec 3<&0 4>&1 5>&- </dev/null >/dev/null; \
                          LISTEN_FDS=2 LISTEN_PID=${LISTEN_PID:-$$} exec \"$0\" \"$@\"";
 
 /// Egret, to be started with two sockets of these names.
