@@ -305,6 +305,18 @@ fn an_engine_is_heard_that_has_the_number_of_one_which_left_when_another_could_n
 }
 
 #[test]
+fn a_source_that_is_detached_when_another_is_drained_leaves_at_once() {
+    on_every_loop(|handle| {
+        let [first, second] = [(); 2].map(|()| handle.attach(bell().0).unwrap());
+        let (to, left) = channel();
+        handle.send(move |target| {
+            target.quiesce(first, move |target| target.detach(second, move |bell| drop(to.send(bell))));
+        });
+        left.recv_timeout(PATIENCE).expect("nothing of it was in flight");
+    });
+}
+
+#[test]
 fn a_source_that_is_removed_while_it_is_ready_leaves_nothing_behind_for_its_successor() {
     on_every_loop(|handle| {
         for _ in 0..50 {
