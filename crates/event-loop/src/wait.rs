@@ -160,3 +160,22 @@ impl<S: Source> EventLoop<S> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MonitorChoice;
+    use crate::bell::{Echo, bell, options};
+
+    #[test]
+    fn who_has_slept_and_is_awake_is_not_woken_for_a_letter() {
+        let mut target = EventLoop::new(options(MonitorChoice::Auto, Nanos::ZERO), |_ring| Echo::default()).unwrap();
+        let (mut bell, ..) = bell();
+        bell.act = Some(Box::new(|turn| turn.set_timer(turn.now() + Nanos::from_millis(1))));
+        target.attach(bell).map_err(|(_, e)| e).unwrap();
+        while target.counters().blocks.get() == 0 {
+            target.turn().unwrap();
+        }
+        assert!(!target.mailbox.bell().ring());
+    }
+}
