@@ -78,7 +78,10 @@ impl<S: Source> EventLoop<S> {
                 if self.look() {
                     self.now = clock::now();
                     self.ask_monitor()?;
-                    return Ok(true);
+                    // What the monitor had a report of may have been nothing.
+                    if self.completed || !self.sources.ready.is_empty() || self.mailbox.bell().rang() {
+                        return Ok(true);
+                    }
                 }
                 std::hint::spin_loop();
             }

@@ -597,6 +597,29 @@ fn where_only_the_monitor_tells_of_idle_sources_it_is_asked_in_a_wait_and_50_us_
 }
 
 #[test]
+fn a_spin_goes_on_when_nothing_comes_of_what_the_monitor_tells() {
+    for monitor in monitors() {
+        let never_sleeps = options(monitor, Nanos::MAX);
+        let (handle, thread) = spawn::<Bell>(never_sleeps, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+        let engine = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let (tell, heard) = channel();
+        let brings = (engine.try_clone().unwrap(), tell);
+        handle.call(|target| target.backend().brought_in.push(brings)).unwrap();
+        let before = handle.counters().read();
+        rustix::io::write(&engine, &1u64.to_ne_bytes()).unwrap();
+        heard.recv_timeout(PATIENCE).expect("it is watched from when the spin begins");
+        let begin = std::time::Instant::now();
+        while handle.counters().read().spin_wasted < before.spin_wasted + Nanos::from_millis(20) {
+            assert!(begin.elapsed() < PATIENCE, "{:?}", handle.counters().read());
+            thread::yield_now();
+        }
+        assert_eq!(handle.counters().read().waits, before.waits, "{monitor}");
+        handle.send(EventLoop::stop);
+        thread.join().unwrap();
+    }
+}
+
+#[test]
 fn a_source_that_never_had_work_is_not_looked_at() {
     on_every_loop(|handle| {
         handle.call(|target| target.set_idle_after(Nanos::from_millis(3_600_000))).unwrap();
