@@ -18,11 +18,13 @@ use crate::clock;
 const ROUNDS: usize = 200;
 /// How many are measured even if they are slow.
 const ENOUGH: usize = 64;
+/// How many are measured however long that takes: of fewer, one that was kept from its core would be taken for typical.
+const FEWEST: usize = 5;
 /// Wake-ups at first that do not count: threads move, and processors notice that they are needed.
 const SETTLING: usize = 16;
 /// How long the measuring takes, if that is enough.
 const BRIEFLY: Nanos = Nanos::from_millis(10);
-/// How long it may take on a machine that is busy otherwise.
+/// How long it may take on a machine that is busy otherwise, if there are a few by then.
 const AT_MOST: Nanos = Nanos::from_millis(50);
 
 /// What a block was found to cost before there was anything to wait for.
@@ -35,7 +37,7 @@ pub struct Calibration {
 }
 
 /// Measures what it costs the calling thread to sleep and be woken: it plays ping-pong with another, each sleeping
-/// while the other runs, for 10 ms, or up to 50 ms where the machine is busy.
+/// while the other runs, for 10 ms, or up to 50 ms where the machine is busy, and five times at least.
 ///
 /// The two are kept on different processors, where there are two: whoever wakes an I/O thread (a guest, a kernel thread)
 /// is elsewhere, and to wake an idle processor costs several times what a switch on one's own does. All figures are
@@ -111,7 +113,7 @@ impl Calibration {
 
 /// Whether so many rounds, which took so long, will do.
 fn is_enough(rounds: usize, took: Nanos) -> bool {
-    rounds >= ROUNDS || took >= if rounds < ENOUGH { AT_MOST } else { BRIEFLY }
+    rounds >= ROUNDS || rounds >= FEWEST && took >= if rounds < ENOUGH { AT_MOST } else { BRIEFLY }
 }
 
 /// What a thread spent in each round.
@@ -243,10 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn quick_wake_ups_are_measured_briefly_and_slow_ones_until_there_are_enough() {
+    fn quick_wake_ups_are_measured_briefly_and_slow_ones_until_there_are_enough_and_a_few_always() {
         let ms = Nanos::from_millis;
         for (rounds, took, expected) in [
-            (0, ms(49), false),
+            (4, ms(60_000), false),
+            (5, ms(50), true),
             (63, ms(49), false),
             (63, ms(50), true),
             (64, ms(9), false),

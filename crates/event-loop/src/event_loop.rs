@@ -380,14 +380,17 @@ impl<S: Source> EventLoop<S> {
 
     fn notify(&mut self) {
         self.polling.counters.enter(Phase::Notifying);
-        let drained = self.sources.notify(&mut self.signals);
-        // Before a source can go, and its descriptors with it.
-        self.signals.submit();
-        if drained {
+        loop {
+            let drained = self.sources.notify(&mut self.signals);
+            // Before a source can go, and its descriptors with it.
+            self.signals.submit();
+            if !drained {
+                break;
+            }
+            // Which may touch others that are drained.
             self.end_drains();
-        } else {
-            self.sources.touched.clear();
         }
+        self.sources.touched.clear();
     }
 
     /// Runs what was left by [`quiesce`](Self::quiesce) for sources that are drained now.

@@ -16,6 +16,10 @@
 
 pub mod aio;
 mod backend;
+#[cfg(test)]
+#[allow(dead_code, missing_docs, reason = "the crate's other tests use the rest")]
+#[path = "../tests/monitors/bell.rs"]
+mod bell;
 mod calibrate;
 pub mod clock;
 pub mod closer;
@@ -40,6 +44,10 @@ mod sources;
 mod stats;
 mod timers;
 mod wait;
+
+/// By the name that the other tests know it by.
+#[cfg(test)]
+extern crate self as egret_event_loop;
 
 /// What the wake-up protocol and the mailbox are made of; their tests put loom's in their place.
 mod sync {

@@ -25,7 +25,7 @@ pub type SharedRing = Rc<RefCell<Ring>>;
 /// Submission entries of a ring: more than one turn's batch ever needs; a fuller batch is flushed on the way.
 const ENTRIES: u32 = 512;
 /// Completion entries: a request in flight beyond this waits in the kernel's overflow list, none is lost.
-const COMPLETIONS: u32 = 4096;
+pub(crate) const COMPLETIONS: u32 = 4096;
 
 /// What the loop and the disks' engine submit.
 const OPERATIONS: [u8; 9] = [
@@ -91,10 +91,17 @@ pub struct OpDone {
 pub(crate) struct PollDone {
     /// The `data` given to [`Ring::poll_add`].
     pub data: u64,
-    /// Whether the poll fired; false when it only ended.
-    pub ready: bool,
+    /// The events that it fired for, or a negated errno: why it only ended.
+    pub result: i32,
     /// Whether the kernel goes on watching; if not, it wants adding again.
     pub more: bool,
+}
+
+impl PollDone {
+    /// Whether the poll fired; false when it only ended.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.result > 0
+    }
 }
 
 /// How far the flag TASKRUN is believed.
@@ -111,7 +118,8 @@ struct Taskrun {
 }
 
 impl Taskrun {
-    /// Looks for which it is doubted: a system call in so many takes next to nothing, and nobody spins for as long.
+    /// Looks for which it is doubted: a system call in so many takes next to nothing. Who spins for longer makes several, and
+    /// spins on.
     const DOUBT: u32 = 256;
 
     /// Whether there is a note, as far as the flag tells.
@@ -333,7 +341,7 @@ impl Ring {
             match done.user_data() & OWNER {
                 0 => self.ops.push_back(OpDone { data, result: done.result() }),
                 POLL => {
-                    self.polls.push_back(PollDone { data, ready: done.result() > 0, more: cqueue::more(done.flags()) })
+                    self.polls.push_back(PollDone { data, result: done.result(), more: cqueue::more(done.flags()) })
                 }
                 _ => self.removed = Some(done.result()),
             }
@@ -356,6 +364,11 @@ impl Ring {
     /// The next poll that fired or ended; [`sort`](Self::sort) first.
     pub(crate) fn next_poll(&mut self) -> Option<PollDone> {
         self.polls.pop_front()
+    }
+
+    /// Drops what is left to be taken of the poll that was added with `data`.
+    pub(crate) fn forget_poll(&mut self, data: u64) {
+        self.polls.retain(|done| done.data != data & !OWNER);
     }
 
     /// Whether an engine's operations are in reach without a system call, as far as can be told before sorting.
@@ -504,7 +517,7 @@ mod tests {
                 }
                 ring.sort();
                 while let Some(poll) = ring.next_poll() {
-                    assert!(poll.ready && poll.more);
+                    assert!(poll.is_ready() && poll.more);
                     seen.fetch_add(1, Ordering::Release);
                 }
             }
@@ -523,7 +536,7 @@ mod tests {
         let mut fds = [PollFd::new(&announced, PollFlags::IN)];
         assert!(ring.has_reports() || poll(&mut fds, None).unwrap() == 1);
         ring.sort();
-        assert!(ring.next_poll().is_some_and(|poll| poll.ready));
+        assert!(ring.next_poll().is_some_and(|poll| poll.is_ready()));
     }
 
     /// What comes back for each of `entries`.
@@ -599,12 +612,12 @@ mod tests {
         assert_eq!(ring.enters(), enters);
         assert!(ring.has_reports() && !ring.has_ops());
         let poll = ring.next_poll().unwrap();
-        assert!(poll.ready && poll.more && poll.data == DATA - 1);
+        assert!(poll.is_ready() && poll.more && poll.data == DATA - 1);
         assert!(!ring.has_reports() && ring.next_op().is_none());
 
         ring.poll_remove(DATA - 1);
         let poll = ring.next_poll().expect("it has ended when this returns");
-        assert!(!poll.ready && !poll.more && poll.data == DATA - 1);
+        assert!(!poll.is_ready() && !poll.more && poll.data == DATA - 1);
         assert!(ring.next_poll().is_none() && ring.next_op().is_none(), "that it was removed is nobody's");
     }
 
@@ -621,7 +634,7 @@ mod tests {
         let find = |ring: &mut Ring| {
             ring.wait(None).unwrap();
             ring.sort();
-            assert!(ring.next_poll().is_some_and(|poll| poll.ready));
+            assert!(ring.next_poll().is_some_and(|poll| poll.is_ready()));
         };
         ring.announce_on(announced.as_fd()).unwrap();
         ring.poll_add(ours.as_raw_fd(), 7);

@@ -118,7 +118,7 @@ pub struct LoopStats {
     pub window_sum: Nanos,
     /// Times that the interval of a source, or a window, started over from nothing.
     pub resets: u64,
-    /// How long each habit of a policy that compares them was in use.
+    /// How long each habit of a policy that compares them was in use; of a wait, 17 ms at most.
     pub habits: HabitTimes,
     /// Time during which the window was at least 7/8 of the largest allowed.
     pub near_max: Nanos,

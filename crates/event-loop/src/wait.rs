@@ -78,7 +78,10 @@ impl<S: Source> EventLoop<S> {
                 if self.look() {
                     self.now = clock::now();
                     self.ask_monitor()?;
-                    return Ok(true);
+                    // What the monitor had a report of may have been nothing.
+                    if self.completed || !self.sources.ready.is_empty() || self.mailbox.bell().rang() {
+                        return Ok(true);
+                    }
                 }
                 std::hint::spin_loop();
             }
@@ -158,5 +161,24 @@ impl<S: Source> EventLoop<S> {
             None => polling.observe_no_wait(active),
             Some(end) => polling.note(start, *now, spun, end, active),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MonitorChoice;
+    use crate::bell::{Echo, bell, options};
+
+    #[test]
+    fn who_has_slept_and_is_awake_is_not_woken_for_a_letter() {
+        let mut target = EventLoop::new(options(MonitorChoice::Auto, Nanos::ZERO), |_ring| Echo::default()).unwrap();
+        let (mut bell, ..) = bell();
+        bell.act = Some(Box::new(|turn| turn.set_timer(turn.now() + Nanos::from_millis(1))));
+        target.attach(bell).map_err(|(_, e)| e).unwrap();
+        while target.counters().blocks.get() == 0 {
+            target.turn().unwrap();
+        }
+        assert!(!target.mailbox.bell().ring());
     }
 }

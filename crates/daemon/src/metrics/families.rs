@@ -214,7 +214,7 @@ pub static FAMILIES: &[Family] = &[
         name: "egret_iothread_habit_seconds_total",
         kind: MetricType::Counter,
         labels: HABIT,
-        help: "How long `low-regret` served with each of the habits that it compares, trials included.",
+        help: "How long `low-regret` served with each of the habits that it compares, trials included; of a wait, 17 ms at most.",
         samples: |view, out| view.habits(out),
     },
     Family {

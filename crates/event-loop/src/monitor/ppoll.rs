@@ -66,7 +66,30 @@ pub(super) fn timespec(length: Nanos) -> Timespec {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
     use super::*;
+
+    #[test]
+    fn a_descriptor_that_blocks_and_has_been_read_meanwhile_holds_nobody_up() {
+        let (tell, told) = channel();
+        std::thread::spawn(move || {
+            let (mut ppoll, event) = (Ppoll::default(), eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+            // The first to be told of has read it when it comes to the second.
+            for key in [1, 2] {
+                ppoll.add(event.as_raw_fd(), Key(key)).unwrap();
+            }
+            rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
+            let mut ready = Vec::new();
+            ppoll.wait(None, &mut ready).unwrap();
+            tell.send(ready).unwrap();
+        });
+        assert_eq!(told.recv_timeout(Duration::from_secs(30)), Ok(vec![Key(1), Key(2)]));
+    }
 
     #[test]
     fn a_second_has_a_thousand_million_nanoseconds() {

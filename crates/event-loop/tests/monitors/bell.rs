@@ -12,7 +12,7 @@ use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{
     Backend, ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Signals, Source, SourceId, Turn, spawn,
 };
-use egret_polling::{Active, BlockCost, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build};
+use egret_polling::{Active, BlockCost, EventKind, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// A policy with one window for ever.
@@ -42,15 +42,40 @@ impl Policy for Weighing {
     }
 }
 
-/// A policy in the likeness of QEMU's, which passes on what it observes: how long the wait was, and the active list.
-pub struct EveryTurn(pub Sender<(Nanos, Vec<Active>)>);
+/// What a policy was told of a turn.
+pub struct Told {
+    /// Before the last wait there was.
+    pub in_flight: u32,
+    pub length: Nanos,
+    pub blocked: bool,
+    pub active: Vec<Active>,
+}
+
+impl Told {
+    /// Of each source of a kind that is active, whether it had an event.
+    pub fn ready(&self, kind: EventKind) -> Vec<bool> {
+        self.active.iter().filter(|source| source.kind == kind).map(|source| source.ready).collect()
+    }
+}
+
+/// A policy in the likeness of QEMU's, which passes on what it is told.
+pub fn every_turn(tell: Sender<Told>) -> Box<dyn Policy> {
+    Box::new(EveryTurn { tell, in_flight: 0 })
+}
+
+struct EveryTurn {
+    tell: Sender<Told>,
+    in_flight: u32,
+}
 
 impl Policy for EveryTurn {
-    fn window(&mut self, _before: &Standing) -> Nanos {
+    fn window(&mut self, before: &Standing) -> Nanos {
+        self.in_flight = before.in_flight;
         Nanos::ZERO
     }
     fn observe(&mut self, wait: &Wait<'_>) {
-        let _ = self.0.send((wait.length, wait.active.to_vec()));
+        let Wait { length, blocked, .. } = *wait;
+        let _ = self.tell.send(Told { in_flight: self.in_flight, length, blocked, active: wait.active.to_vec() });
     }
     fn forget(&mut self, _slot: Slot) {}
     fn window_now(&self) -> Nanos {
@@ -64,12 +89,29 @@ impl Policy for EveryTurn {
     }
 }
 
-/// Engines that finish what they are given when it is submitted. Its lower half says how often they have to take it up again,
+/// What ends requests that engines keep.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// One of them announces something.
+    Announced,
+    /// They are asked to announce what ends, which is too late for this.
+    Armed,
+    /// So much time has gone by since the last was submitted, which nothing announces.
+    After(Nanos),
+}
+
+/// Engines that finish what they are given when it is submitted, unless they are to keep it. Its lower half says how often they have to take it up again,
 /// as what is done by halves.
 #[derive(Default)]
 pub struct Echo {
     pushed: Vec<u64>,
+    /// Requests are kept until this comes, once.
+    pub keeps: Option<Until>,
+    kept: Vec<u64>,
+    due: Option<Nanos>,
     done: Vec<u64>,
+    /// They have been told to announce what ends, and not yet that they need not.
+    pub is_armed: bool,
     /// Engines that were brought in, and who hears of what they announce.
     pub brought_in: Vec<(OwnedFd, Sender<()>)>,
     /// Who is told, when an engine that has left with the next completion is closed, whether the descriptors were asked for
@@ -79,12 +121,23 @@ pub struct Echo {
     is_asked: Cell<bool>,
 }
 
+impl Echo {
+    /// Ends what is kept.
+    pub fn release(&mut self) {
+        (self.keeps, self.due) = (None, None);
+        self.done.append(&mut self.kept);
+    }
+}
+
 impl Backend for Echo {
     type Completion = u64;
     fn has_completions(&mut self) -> bool {
         !self.done.is_empty()
     }
-    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(u64)) {
+    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(u64)) {
+        if self.due.is_some_and(|due| due <= now) {
+            self.release();
+        }
         for work in self.done.drain(..) {
             if work as u32 > 0 {
                 self.pushed.push(work - 1)
@@ -102,24 +155,40 @@ impl Backend for Echo {
     fn takes_leave(&mut self) -> bool {
         self.left.is_some()
     }
-    fn submit(&mut self, _now: Nanos) {
+    fn submit(&mut self, now: Nanos) {
         if self.left.take().is_some()
             && let Some(told) = self.leaves.take()
         {
             told.send(self.is_asked.get()).unwrap();
         }
-        self.done.append(&mut self.pushed);
+        match self.keeps {
+            None => self.done.append(&mut self.pushed),
+            Some(until) => {
+                if let Until::After(length) = until
+                    && !self.pushed.is_empty()
+                {
+                    self.due = Some(now + length);
+                }
+                self.kept.append(&mut self.pushed);
+            }
+        }
     }
     fn in_flight(&self) -> u32 {
-        (self.pushed.len() + self.done.len()) as u32
+        (self.pushed.len() + self.kept.len() + self.done.len()) as u32
     }
     fn deadline(&self) -> Option<Nanos> {
-        None
+        self.due
     }
     fn arm(&mut self) -> bool {
+        self.is_armed = true;
+        if self.keeps == Some(Until::Armed) && !self.kept.is_empty() {
+            self.release();
+        }
         self.done.is_empty()
     }
-    fn suppress(&mut self) {}
+    fn suppress(&mut self) {
+        self.is_armed = false;
+    }
     fn descriptors(&self) -> Vec<RawFd> {
         self.is_asked.set(true);
         self.brought_in.iter().map(|(fd, _)| fd.as_raw_fd()).collect()
@@ -127,6 +196,9 @@ impl Backend for Echo {
     fn announced(&mut self, fd: RawFd) {
         for (_, heard) in self.brought_in.iter().filter(|(own, _)| own.as_raw_fd() == fd) {
             let _ = heard.send(());
+        }
+        if self.keeps == Some(Until::Announced) {
+            self.release();
         }
     }
 }
@@ -303,12 +375,15 @@ pub fn options(monitor: MonitorChoice, window: Nanos) -> LoopOptions {
     }
 }
 
+/// The monitors that there are here.
+pub fn monitors() -> impl Iterator<Item = MonitorChoice> {
+    let all = MonitorChoice::ALL[1..].iter().copied();
+    all.filter(|&monitor| monitor != MonitorChoice::IoUring || has_io_uring())
+}
+
 /// Runs `test` on a loop of every kind: each monitor, without spinning, spinning a little, and never sleeping.
 pub fn on_every_loop(test: impl Fn(&LoopHandle<Bell>)) {
-    for &monitor in &MonitorChoice::ALL[1..] {
-        if monitor == MonitorChoice::IoUring && !has_io_uring() {
-            continue;
-        }
+    for monitor in monitors() {
         for window in [Nanos::ZERO, Nanos::from_micros(100), Nanos::MAX] {
             let (handle, thread) = spawn(options(monitor, window), |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
             test(&handle);

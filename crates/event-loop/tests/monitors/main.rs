@@ -15,10 +15,13 @@ use std::thread::{self, ThreadId};
 
 use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Phase, Source, SourceId, spawn};
-use egret_polling::{Active, EventKind, Nanos};
+use egret_polling::{EventKind, Nanos};
 use rustix::event::{EventfdFlags, eventfd};
 
-use bell::{Bell, Echo, EveryTurn, Heard, PATIENCE, Weighing, bell, fixed, hear_work, on_every_loop, options};
+use bell::{
+    Bell, Echo, Heard, PATIENCE, Told, Until, Weighing, bell, every_turn, fixed, hear_work, monitors, on_every_loop,
+    options,
+};
 use refuse::refuse;
 
 #[test]
@@ -305,6 +308,18 @@ fn an_engine_is_heard_that_has_the_number_of_one_which_left_when_another_could_n
 }
 
 #[test]
+fn a_source_that_is_detached_when_another_is_drained_leaves_at_once() {
+    on_every_loop(|handle| {
+        let [first, second] = [(); 2].map(|()| handle.attach(bell().0).unwrap());
+        let (to, left) = channel();
+        handle.send(move |target| {
+            target.quiesce(first, move |target| target.detach(second, move |bell| drop(to.send(bell))));
+        });
+        left.recv_timeout(PATIENCE).expect("nothing of it was in flight");
+    });
+}
+
+#[test]
 fn a_source_that_is_removed_while_it_is_ready_leaves_nothing_behind_for_its_successor() {
     on_every_loop(|handle| {
         for _ in 0..50 {
@@ -398,6 +413,82 @@ fn a_timer_fires_once_not_before_its_time_and_a_new_one_replaces_it() {
 }
 
 #[test]
+fn a_wait_ends_when_the_first_of_timers_and_engines_is_due() {
+    let [soon, late] = [2, 3_600_000].map(Nanos::from_millis);
+    on_every_loop(|handle| {
+        for (timer, engine) in [(None, soon), (Some(late), soon), (Some(soon), late)] {
+            let (mut bell, outside, hear) = bell();
+            if let Some(after) = timer {
+                bell.act = Some(Box::new(move |turn| turn.set_timer(turn.now() + after)));
+            }
+            let id = handle.attach(bell).unwrap();
+            handle.call(move |target| target.backend().keeps = Some(Until::After(engine))).unwrap();
+            outside.ring();
+            hear_work(&hear, 1);
+            // When it has been dispatched, and when it has ended or the timer has fired.
+            let then = if engine == soon { Heard::Notified } else { Heard::Dispatched { work: 0 } };
+            for expected in [Heard::Notified, then] {
+                while hear.recv_timeout(PATIENCE).expect("the wait ends") != expected {}
+            }
+            handle.call(|target| target.backend().release()).unwrap();
+            handle.detach(id).wait().unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_is_due_is_done_without_a_wait() {
+    let mut target = EventLoop::new(options(MonitorChoice::Auto, Nanos::ZERO), |_ring| Echo::default()).unwrap();
+    let (mut bell, _outside, hear) = bell();
+    bell.act = Some(Box::new(|turn| turn.set_timer(turn.now())));
+    target.attach(bell).map_err(|(_, e)| e).unwrap();
+    for _ in 0..3 {
+        target.turn().unwrap();
+        assert!(hear.try_iter().any(|heard| heard == Heard::Dispatched { work: 0 }));
+    }
+    assert_eq!(target.counters().waits.get(), 0);
+}
+
+#[test]
+fn what_engines_announce_ends_a_wait() {
+    on_every_loop(|handle| {
+        let (bell, outside, hear) = bell();
+        handle.attach(bell).unwrap();
+        let engine = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let brings = (engine.try_clone().unwrap(), channel().0);
+        let keep = move |target: &mut EventLoop<Bell>| {
+            let engines = target.backend();
+            engines.keeps = Some(Until::Announced);
+            engines.brought_in.push(brings);
+        };
+        handle.call(keep).unwrap();
+        outside.ring();
+        hear_work(&hear, 1);
+        // When it has been dispatched, and when it has ended.
+        assert_eq!(hear.recv_timeout(PATIENCE), Ok(Heard::Notified));
+        rustix::io::write(&engine, &1u64.to_ne_bytes()).unwrap();
+        assert_eq!(hear.recv_timeout(PATIENCE), Ok(Heard::Notified));
+    });
+}
+
+#[test]
+fn what_engines_end_when_they_are_asked_to_announce_it_is_found_before_the_loop_sleeps() {
+    let auto = options(MonitorChoice::Auto, Nanos::ZERO);
+    let (handle, thread) = spawn(auto, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    let (bell, outside, hear) = bell();
+    handle.attach(bell).unwrap();
+    handle.call(|target| target.backend().keeps = Some(Until::Armed)).unwrap();
+    outside.ring();
+    hear_work(&hear, 1);
+    // When it was dispatched, and when it has ended.
+    for _ in 0..2 {
+        assert_eq!(hear.recv_timeout(PATIENCE), Ok(Heard::Notified));
+    }
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
+}
+
+#[test]
 fn commands_from_other_threads_are_all_obeyed_in_order() {
     on_every_loop(|handle| {
         let threads: Vec<_> = (0..4)
@@ -454,9 +545,10 @@ fn an_idle_source_is_not_starved_by_one_that_always_has_work() {
         let again = Arc::clone(&busy_outside);
         busy.act = Some(Box::new(move |_| again.ring()));
         let (idle, outside, hear) = bell();
-        handle.attach(idle).unwrap();
         let busy = handle.attach(busy).unwrap();
         busy_outside.ring();
+        // That it is watched the loop has to say without a wait.
+        handle.attach(idle).unwrap();
         // Idle long enough to be left to the monitor.
         handle.call(|target| target.set_idle_after(Nanos::ZERO)).unwrap();
         for _ in 0..20 {
@@ -465,6 +557,66 @@ fn an_idle_source_is_not_starved_by_one_that_always_has_work() {
         }
         handle.call(move |target| target.source(busy).unwrap().act = None).unwrap();
     });
+}
+
+#[test]
+fn where_only_the_monitor_tells_of_idle_sources_it_is_asked_in_a_wait_and_50_us_after_it_was_asked_last() {
+    for monitor in [MonitorChoice::Epoll, MonitorChoice::Ppoll] {
+        let options = LoopOptions { idle_after: Nanos::from_millis(3_600_000), ..options(monitor, Nanos::ZERO) };
+        let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+        let (tell, told) = channel();
+        let [(busy, work), (idle, outside)] = [(); 2].map(|()| {
+            let (mut bell, outside, _hear) = bell();
+            let tell = tell.clone();
+            bell.act = Some(Box::new(move |turn| tell.send(turn.now()).unwrap()));
+            (bell, outside)
+        });
+        // There before it comes, so that it comes on the list.
+        work.add();
+        for bell in [busy, idle] {
+            target.attach(bell).map_err(|(_, e)| e).unwrap();
+        }
+        let mut asked = Nanos::ZERO;
+        for turn in 0..10_000 {
+            // Now and then there is nothing but what the monitor tells of.
+            if turn % 8 > 0 {
+                work.add();
+            }
+            rustix::io::write(&outside.fd, &1u64.to_ne_bytes()).unwrap();
+            let before = target.counters().read();
+            target.turn().unwrap();
+            let after = target.counters().read();
+            let now = told.try_iter().last().expect("one of them is dispatched");
+            let is_asked = after.waits > before.waits || now - asked >= Nanos::from_micros(50);
+            assert_eq!(after.kicks - before.kicks, u64::from(is_asked), "{monitor}, {:?} later", now - asked);
+            if is_asked {
+                asked = now;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_spin_goes_on_when_nothing_comes_of_what_the_monitor_tells() {
+    for monitor in monitors() {
+        let never_sleeps = options(monitor, Nanos::MAX);
+        let (handle, thread) = spawn::<Bell>(never_sleeps, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+        let engine = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let (tell, heard) = channel();
+        let brings = (engine.try_clone().unwrap(), tell);
+        handle.call(|target| target.backend().brought_in.push(brings)).unwrap();
+        let before = handle.counters().read();
+        rustix::io::write(&engine, &1u64.to_ne_bytes()).unwrap();
+        heard.recv_timeout(PATIENCE).expect("it is watched from when the spin begins");
+        let begin = std::time::Instant::now();
+        while handle.counters().read().spin_wasted < before.spin_wasted + Nanos::from_millis(20) {
+            assert!(begin.elapsed() < PATIENCE, "{:?}", handle.counters().read());
+            thread::yield_now();
+        }
+        assert_eq!(handle.counters().read().waits, before.waits, "{monitor}");
+        handle.send(EventLoop::stop);
+        thread.join().unwrap();
+    }
 }
 
 #[test]
@@ -561,24 +713,94 @@ fn a_policy_that_weighs_blocks_is_told_what_they_cost_and_for_others_nobody_meas
 #[test]
 fn a_policy_of_qemu_sees_turns_without_a_wait_too_and_engines_from_the_first_of_them() {
     let (tell, told) = channel();
-    let options = LoopOptions { policy: Box::new(EveryTurn(tell)), ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let options = LoopOptions { policy: every_turn(tell), ..options(MonitorChoice::Auto, Nanos::ZERO) };
     let (handle, thread) = spawn::<Bell>(options, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
     let (bell, _outside, hear) = bell();
     let id = handle.attach(bell).unwrap();
     // What is woken within a turn is there before the next wait.
     handle.send(move |target| target.wake(id));
     let mut waits = std::iter::from_fn(|| told.recv_timeout(PATIENCE).ok());
-    let is_none = |(length, active): &(Nanos, Vec<Active>)| {
-        assert!(
-            active.iter().any(|source| source.kind == EventKind::Completion),
-            "nothing is in flight, and engines are looked at all the same"
-        );
-        *length == Nanos::ZERO
+    let is_none = |turn: &Told| {
+        let engines = turn.ready(EventKind::Completion);
+        assert_eq!(engines.len(), 1, "nothing is in flight, and engines are looked at all the same");
+        turn.length == Nanos::ZERO
     };
     assert!(waits.any(|wait| is_none(&wait)), "a turn without a wait");
     drop(hear);
     handle.send(EventLoop::stop);
     thread.join().unwrap();
+}
+
+#[test]
+fn a_policy_is_told_how_many_requests_are_in_flight_and_whether_the_loop_slept() {
+    let (tell, told) = channel();
+    let idle_after = Nanos::from_millis(3_600_000);
+    let options = LoopOptions { policy: every_turn(tell), idle_after, ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+    let turn = |target: &mut EventLoop<Bell>| {
+        target.turn().unwrap();
+        told.try_iter().last().expect("a turn")
+    };
+    let (bell, outside, _hear) = bell();
+    // There before it comes, so that it comes on the list.
+    outside.add();
+    let id = target.attach(bell).map_err(|(_, e)| e).unwrap();
+    assert_eq!(turn(&mut target).length, Nanos::ZERO, "what comes is dispatched without a wait");
+    let push = |target: &mut EventLoop<Bell>| {
+        outside.add();
+        target.backend().keeps = Some(Until::After(Nanos::from_millis(5)));
+        turn(target);
+    };
+    // The machine may take the thread's processor for so long that there is nothing left to wait for.
+    let slept = loop {
+        push(&mut target);
+        let slept = turn(&mut target);
+        if slept.length > Nanos::ZERO {
+            break slept;
+        }
+    };
+    assert_eq!((slept.in_flight, slept.blocked), (1, true));
+
+    let (theirs, (tell_slipped, slipped)) = (Arc::clone(&outside), channel());
+    let slips = move || {
+        theirs.add();
+        tell_slipped.send(()).unwrap();
+    };
+    target.source(id).unwrap().when_armed = Some(Box::new(slips));
+    push(&mut target);
+    let awake = loop {
+        let awake = turn(&mut target);
+        if slipped.try_recv().is_ok() {
+            break awake;
+        }
+    };
+    assert!(awake.length > Nanos::ZERO && !awake.blocked);
+    assert_eq!([EventKind::Queue, EventKind::Completion].map(|kind| awake.ready(kind)), [[true], [false]]);
+}
+
+#[test]
+fn a_policy_is_told_that_engines_have_ended_what_they_announce_in_a_wait_or_before_it() {
+    let (tell, told) = channel();
+    let idle_after = Nanos::from_millis(3_600_000);
+    let options = LoopOptions { policy: every_turn(tell), idle_after, ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+    let engine = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    let ((tell_heard, _heard), (mut bell, outside, _hear)) = (channel(), bell());
+    bell.brings = Some((engine.try_clone().unwrap(), tell_heard));
+    outside.add();
+    target.attach(bell).map_err(|(_, e)| e).unwrap();
+    // After a command it looks which engines there are.
+    LoopHandle::new(&target).send(|_| ());
+    // The kernel is told to watch one in the first wait after that; what a ring has by then is seen without one.
+    for waits in [true, target.monitor_name() != MonitorChoice::IoUring] {
+        target.backend().keeps = Some(Until::Announced);
+        target.turn().unwrap();
+        rustix::io::write(&engine, &1u64.to_ne_bytes()).unwrap();
+        target.turn().unwrap();
+        let ended = told.try_iter().last().expect("a turn");
+        assert_eq!((ended.ready(EventKind::Completion), ended.length > Nanos::ZERO), (vec![true], waits));
+        outside.add();
+    }
 }
 
 #[test]
@@ -633,17 +855,42 @@ fn a_loop_that_stands_still_shows_where_and_one_that_waits_that_it_does() {
     });
 }
 
+/// What each monitor sleeps in.
+const fn sleep_of(monitor: MonitorChoice) -> libc::c_long {
+    match monitor {
+        MonitorChoice::Auto | MonitorChoice::IoUring => libc::SYS_io_uring_enter,
+        MonitorChoice::Epoll => libc::SYS_epoll_pwait2,
+        MonitorChoice::Ppoll => libc::SYS_ppoll,
+    }
+}
+
+#[test]
+fn a_loop_whose_sleep_is_interrupted_goes_on() {
+    for monitor in monitors() {
+        let options = options(monitor, Nanos::ZERO);
+        let (handle, thread) = spawn::<Bell>(options, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+        let interrupt = move |target: &mut EventLoop<Bell>| {
+            refuse(sleep_of(monitor), libc::EINTR);
+            target.counters().blocks.get()
+        };
+        let before = handle.call(interrupt).unwrap();
+        let begin = std::time::Instant::now();
+        while handle.counters().blocks.get() == before {
+            assert!(begin.elapsed() < PATIENCE, "{monitor}: it sleeps");
+        }
+        handle.call(|_| ()).unwrap();
+        handle.send(EventLoop::stop);
+        thread.join().unwrap();
+    }
+}
+
 #[test]
 fn a_loop_that_cannot_go_on_tells_who_started_it_why() {
-    for (monitor, call) in [
-        (MonitorChoice::IoUring, libc::SYS_io_uring_enter),
-        (MonitorChoice::Epoll, libc::SYS_epoll_pwait2),
-        (MonitorChoice::Ppoll, libc::SYS_ppoll),
-    ] {
+    for monitor in monitors() {
         let (tell, told) = channel();
         let made = spawn(options(monitor, Nanos::ZERO), |_ring| Echo::default(), move |e| tell.send(e).unwrap());
-        // Without io_uring there is no such loop.
-        let Ok((handle, thread)) = made else { continue };
+        let (handle, thread) = made.unwrap();
+        let call = sleep_of(monitor);
         handle.send(move |_: &mut EventLoop<bell::Bell>| refuse(call, libc::EIO));
         let error = told.recv_timeout(PATIENCE).expect("it fails");
         assert_eq!(error.raw_os_error(), Some(libc::EIO), "{monitor}: {error}");
@@ -669,12 +916,18 @@ fn a_ring_that_is_refused_says_by_whom() {
 }
 
 #[test]
-fn without_io_uring_the_best_monitor_is_epoll_and_a_forced_io_uring_is_an_error() {
+fn the_best_monitor_is_io_uring_then_epoll_then_ppoll_and_a_forced_one_that_is_missing_is_an_error() {
     without_io_uring(|| {
         let made = |monitor| EventLoop::<Bell>::new(options(monitor, Nanos::ZERO), |_ring| Echo::default());
         assert_eq!(made(MonitorChoice::Auto).unwrap().monitor_name(), MonitorChoice::Epoll);
         assert_eq!(made(MonitorChoice::Ppoll).unwrap().monitor_name(), MonitorChoice::Ppoll);
         let refused = made(MonitorChoice::IoUring).err().expect("it was forced").to_string();
         assert!(refused.contains("io_uring"), "{refused}");
+        // As before Linux 5.11.
+        refuse(libc::SYS_epoll_pwait2, libc::ENOSYS);
+        assert_eq!(made(MonitorChoice::Auto).unwrap().monitor_name(), MonitorChoice::Ppoll);
+        assert_eq!(made(MonitorChoice::Epoll).err().and_then(|e| e.raw_os_error()), Some(libc::ENOSYS));
     });
+    let auto = EventLoop::<Bell>::new(options(MonitorChoice::Auto, Nanos::ZERO), |_ring| Echo::default()).unwrap();
+    assert_eq!(Some(auto.monitor_name()), monitors().next(), "the best of those that there are");
 }

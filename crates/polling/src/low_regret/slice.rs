@@ -6,6 +6,9 @@ use super::buckets::LONGEST;
 use super::price::Price;
 use crate::{Active, EventKind, Nanos, Standing, Wait};
 
+/// What a thread does for a request takes no longer than so many nanoseconds, on average.
+const SLOWEST: u64 = 1 << 16;
+
 /// What happened while some requests were served; times in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slice {
@@ -39,7 +42,8 @@ impl Slice {
     pub(super) fn add_done(&mut self, before: &Standing) {
         let Standing { in_flight, done, .. } = *before;
         self.requests = self.requests.saturating_add(done.requests);
-        let took = done.took.0.min(LONGEST);
+        // A thread that always finds work has no wait for long. One that had its requests done sooner was stopped.
+        let took = done.took.0.min(LONGEST.max(u64::from(done.requests) * SLOWEST));
         self.busy += took;
         self.held += took * u64::from(in_flight);
         self.in_flight = in_flight;
@@ -300,6 +304,21 @@ mod tests {
         }
         assert_eq!(slice.elapsed(), 5_010_000);
         assert_eq!(slice.per_request(Some(0), &price).time, (4_000.0 + 6_000.0 + 1_000.0) / 2.0);
+    }
+
+    #[test]
+    fn a_stretch_without_a_wait_is_as_long_as_its_requests_may_have_taken_and_the_rest_of_it_is_nobodys() {
+        let ms = |milliseconds: u64| milliseconds * 1_000_000;
+        for (requests, took, expected) in [
+            (400_000, ms(100), ms(100)),
+            (1_000, ms(100), 1_000 * SLOWEST),
+            (1_000, ms(10), ms(10)),
+            (8, ms(100), LONGEST),
+        ] {
+            let mut slice = Slice::default();
+            slice.add_done(&Standing { done: Done { requests, took: Nanos(took) }, ..Standing::default() });
+            assert_eq!(slice.elapsed(), expected, "{requests} in {took}");
+        }
     }
 
     #[test]
