@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
 use egret_disk::{DebugEvent, DebugRules, Disk, Driver, InjectError, IoType, Options};
@@ -560,9 +560,45 @@ impl Subscriber for Recorder {
     fn exit(&self, _: &Id) {}
 }
 
+fn record_lines() {
+    static ONCE: Once = Once::new();
+    let record = || tracing::subscriber::set_global_default(Recorder).expect("no other test of this process has one");
+    ONCE.call_once(record);
+}
+
+/// How many begin so.
+fn lines(beginning: &str) -> usize {
+    LINES.lock().unwrap().iter().filter(|line| line.starts_with(beginning)).count()
+}
+
+#[test]
+fn a_queue_that_its_guest_broke_is_not_said_to_have_requests_that_wait_for_a_disk() {
+    record_lines();
+    let io = IoThread::start();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let config = ExportConfig { id: "broken".to_owned(), ..export_config(Address::Fd(theirs.into())) };
+    let luns = vec![(FIRST, unit("first"), disk(Nanos::ZERO))];
+    let device = ScsiConfig { num_queues: 1, queue_size: 128 };
+    let _export = Export::start_scsi(config, device, luns, vec![io.0.clone()]).unwrap();
+    let mut machine = Machine::new(ours, Layout::Split);
+    let record = Region::anonymous(0, InflightConfig { queues: 3, queue_size: 16, packed: false }.bytes()).unwrap();
+    machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
+    machine.start_rings();
+    // Without a whole header.
+    machine.offer(CONTROL, &[Piece { addr: DATA, len: 2 }], &[]);
+    await_signal(&machine.rings[CONTROL as usize].err);
+    machine.peer.ask(GET_VRING_BASE, &words(&[CONTROL, 0])).expect("it has stopped");
+    let mut is_in_flight = [0];
+    record.file.read_exact_at(&mut is_in_flight, 16).unwrap();
+    assert_eq!(is_in_flight, [1], "the record has what broke it");
+    let told =
+        ["queue 0: the guest broke the queue", "queue 0 stops"].map(|what| lines(&format!("export 'broken': {what}")));
+    assert_eq!(told, [1, 0]);
+}
+
 #[test]
 fn an_export_does_not_stay_stopped_by_a_queue_that_stops_while_it_tries_its_only_failed_request() {
-    tracing::subscriber::set_global_default(Recorder).expect("no other test of this process has one");
+    record_lines();
     // QEMU disables a queue before it stops it.
     for (warned, (recorded, disables)) in [(false, false), (true, false), (true, true)].into_iter().enumerate() {
         // There is no space for what is written.
@@ -604,8 +640,7 @@ fn an_export_does_not_stay_stopped_by_a_queue_that_stops_while_it_tries_its_only
         assert_eq!(one.errors().status(), IoStatus::Ok, "recorded: {recorded}");
         // Whoever saves the guest now is warned of what only the record has.
         let warning = "export 'one': queue 2 stops with requests that wait because a disk failed";
-        let lines = LINES.lock().unwrap().iter().filter(|line| line.starts_with(warning)).count();
-        assert_eq!(lines, warned, "disabled: {disables}");
+        assert_eq!(lines(warning), warned, "disabled: {disables}");
         second.reap(REQUESTS);
         if recorded {
             assert!(!first.rings[REQUESTS as usize].driver.has_used(), "it is left to the record");
