@@ -701,6 +701,8 @@ impl QueueWorker {
         self.counters.calls_spared.add(u64::from(has_published && !wants_call));
         if self.has_caught_up() {
             self.model.caught_up();
+        } else if self.leaves_its_ring() {
+            self.model.leave_functions();
         } else if !self.takes_chains() {
             // It may be that nothing else makes room.
             self.model.is_full();
@@ -719,16 +721,21 @@ impl QueueWorker {
         }
     }
 
-    /// Whether the queue has popped every chain that was available, or pops no more: then functions are looked at, which must
-    /// find the commands that were made available before them.
+    /// Whether the queue has popped every chain that was available, or is broken: then functions are looked at, which must find
+    /// the commands that were made available before them.
     #[inline]
     fn has_caught_up(&self) -> bool {
         match self.phase {
             Phase::Running => !self.is_behind,
-            // One that does not leave for good goes on popping, with another disk or on another loop.
-            Phase::Stopping => self.stopped.leaving.is_some() && !(self.is_behind && self.recovers()),
+            // What is in its ring is popped when it goes on, with another disk or on another loop; or when it is started again.
+            Phase::Stopping => false,
             Phase::Broken => true,
         }
+    }
+
+    /// Whether it stops for good, and leaves what is in its ring to whoever serves it next.
+    fn leaves_its_ring(&self) -> bool {
+        self.phase == Phase::Stopping && self.stopped.leaving.is_some() && !self.recovers()
     }
 
     pub(crate) fn suppress(&mut self) {

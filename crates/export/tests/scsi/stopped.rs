@@ -27,7 +27,7 @@ use crate::peer::{
     ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_INFLIGHT_FD, SET_LOG_BASE, SET_VRING_ENABLE,
     await_that, export_config, longs, words,
 };
-use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads, written};
+use crate::waiting::{ELSEWHERE, Sent, ask, await_waiting, response, send, two_threads, written};
 
 pub const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 pub const COMPARE_AND_WRITE: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
@@ -278,6 +278,52 @@ fn functions_about_what_a_record_keeps_hold_up_no_session_and_are_done_by_who_ha
             assert_eq!(response(&machine, ELSEWHERE, 0), 2);
         }
         await_kept(&export, kept);
+    }
+}
+
+/// Its loop is told of the function and to stop before it has looked at its ring, in which the command was before both.
+#[test]
+fn a_function_about_a_command_in_the_ring_of_a_queue_that_stops_comes_after_it_when_the_queue_has_started_again() {
+    let io = two_threads();
+    for layout in [Layout::Split, Layout::Packed] {
+        let gate = Gate::new();
+        let (ours, export) = listening_on(&[&io[0], &io[1]], 2, gate.disk());
+        let mut machine = Machine::new(ours, layout);
+        let config = InflightConfig { queues: 4, queue_size: 16, packed: layout == Layout::Packed };
+        let record = Region::anonymous(0, config.bytes()).unwrap();
+        machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 4]), &[record.file.as_fd()]);
+        machine.start_rings();
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+        let more = Region::anonymous(0x100_0000, 4096).unwrap();
+        let region = longs(&[0, more.guest_addr, more.size, more.guest_addr, 0]);
+        machine.peer.say(ADD_MEM_REG, NEED_REPLY, &region, &[more.file.as_fd()]);
+        assert_eq!(machine.peer.hear(), Some(longs(&[0])));
+        let ((go_on, may_go_on), (begun, has_begun)) = (channel::<()>(), channel::<()>());
+        io[1].0.send(move |_| {
+            drop(begun);
+            assert!(may_go_on.recv().is_err());
+        });
+        assert!(has_begun.recv().is_err());
+        let sent = Sent { queue: ELSEWHERE, place: 0, at: FIRST, cdb: &READ, data_out: 0, data_in: 4096 };
+        let (readable, writable) = written(&machine, &sent);
+        let driver = &mut machine.rings[ELSEWHERE as usize].driver;
+        driver.add(&readable, &writable, 0).unwrap();
+        // It would look for a kick, which another loop may see later than what it is told.
+        driver.publish();
+        machine.manage(ABORT_TASK);
+        await_that("the function to be taken in", || export.queues()[CONTROL as usize].in_flight.get() == 1);
+        machine.peer.say(REM_MEM_REG, NEED_REPLY, &region, &[]);
+        await_that("all queues to be stopping", || !export.has_running_queues());
+        drop(go_on);
+        assert_eq!(machine.peer.hear(), Some(longs(&[0])), "{layout:?}");
+        gate.await_kept(1);
+        assert!(!machine.rings[CONTROL as usize].driver.has_used(), "{layout:?}: the command is under way");
+        await_waiting(&mut machine, &export);
+        gate.open();
+        assert_eq!(machine.managed(), 0);
+        assert!(machine.rings[ELSEWHERE as usize].driver.has_used(), "{layout:?}: its command comes first");
+        machine.reap(ELSEWHERE);
+        assert_eq!(response(&machine, ELSEWHERE, 0), 2, "{layout:?}");
     }
 }
 
