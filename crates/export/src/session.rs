@@ -328,10 +328,9 @@ impl<'a> Session<'a> {
             INFLIGHT => Leave::NotBegun,
             _ => leave,
         };
-        let has_run = self.vrings[index as usize].has_run_since_start();
         self.stop_queues(index as usize..index as usize + 1, leave);
         // Whether the guest is paused, reset, saved or moved is not told; a front-end that asked for more knows of the record.
-        if has_run && leave == Leave::Nothing && self.record(index as usize).is_some_and(|record| record.is_busy()) {
+        if leave == Leave::Nothing && self.vrings[index as usize].has_left() {
             self.shared.log().warn(format_args!(
                 "queue {index} stops with requests that wait because a disk failed, and only its in-flight record has \
                  them: a guest that is saved or moved now would wait for them for ever"
@@ -552,10 +551,9 @@ impl<'a> Session<'a> {
         // Those with functions come last: functions wait for the other queues, where a move that failed has left some whose
         // workers have to be dropped first.
         for (index, leaving) in draining.into_iter().rev() {
-            let worker = leaving.wait().and_then(Worker::into_queue).map(QueueWorker::into_parts);
+            let at_rest = leaving.wait().and_then(Worker::into_queue).map(QueueWorker::into_rest);
             self.shared.has_stopped();
-            let Some((config, fds)) = worker else { continue };
-            self.vrings[index].come_to_rest(config.base, fds);
+            at_rest.into_iter().for_each(|at_rest| self.vrings[index].come_to_rest(at_rest));
         }
         self.shared.note_drain(&drained, let_go);
         self.settle();

@@ -14,7 +14,7 @@
 
 use crate::peer_fd::PeerFd;
 use crate::protocol::RingAt;
-use crate::worker::VringFds;
+use crate::worker::{AtRest, VringFds};
 
 /// See the module's documentation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,8 +52,8 @@ pub(crate) struct Vring {
     fds: VringFds,
     /// It has run, and its base is where it stopped.
     has_run: bool,
-    /// It runs, or has since it was started.
-    has_run_since_start: bool,
+    /// When it ran last, since it was started, it left requests to the record of what is in flight.
+    has_left: bool,
 }
 
 impl Vring {
@@ -87,9 +87,10 @@ impl Vring {
         self.has_run
     }
 
-    /// Whether it has run since SET_VRING_KICK. QEMU disables a ring before it asks for the base.
-    pub(crate) fn has_run_since_start(&self) -> bool {
-        self.has_run_since_start
+    /// Whether it has run since SET_VRING_KICK, and left requests to the record of what is in flight when it stopped. QEMU
+    /// disables a ring before it asks for the base.
+    pub(crate) fn has_left(&self) -> bool {
+        self.has_left
     }
 
     /// The descriptors; `None` while it runs, when its worker has them.
@@ -136,7 +137,7 @@ impl Vring {
         let this = self.at_rest()?;
         this.fds = this.fds.take_err();
         this.state = State::Stopped;
-        this.has_run_since_start = false;
+        this.has_left = false;
         Ok(())
     }
 
@@ -163,7 +164,6 @@ impl Vring {
     /// It runs from here on, by a worker that gets its descriptors.
     pub(crate) fn run(&mut self) -> VringFds {
         self.state = State::Running;
-        self.has_run_since_start = true;
         std::mem::take(&mut self.fds)
     }
 
@@ -176,11 +176,12 @@ impl Vring {
         runs
     }
 
-    /// Its worker has stopped at `base`, and gives its descriptors back.
-    pub(crate) fn come_to_rest(&mut self, base: u32, fds: VringFds) {
+    /// Its worker has stopped.
+    pub(crate) fn come_to_rest(&mut self, AtRest { base, fds, has_left }: AtRest) {
         self.base = Some(base);
         self.fds = fds;
         self.has_run = true;
+        self.has_left = has_left;
     }
 
     /// For what may not change while it runs.
@@ -212,6 +213,10 @@ mod tests {
         vring
     }
 
+    fn at_rest() -> AtRest {
+        AtRest { base: 7, fds: VringFds::default(), has_left: false }
+    }
+
     #[test]
     fn a_vring_runs_when_it_is_started_enabled_and_has_its_addresses_in_whichever_order() {
         let steps: [fn(&mut Vring); 3] = [
@@ -236,7 +241,7 @@ mod tests {
         vring.set_enabled(false);
         assert_eq!(vring.due(), Due::Stop);
         assert!(vring.pause() && !vring.pause() && !vring.is_to_run());
-        vring.come_to_rest(7, VringFds::default());
+        vring.come_to_rest(at_rest());
         assert_eq!((vring.due(), vring.base(), vring.has_run()), (Due::Nothing, Some(7), true));
         vring.set_enabled(true);
         assert_eq!(vring.due(), Due::Start);
@@ -247,7 +252,7 @@ mod tests {
         let mut vring = running();
         vring.pause();
         assert!(vring.is_to_run(), "until it is stopped, by GET_VRING_BASE");
-        vring.come_to_rest(7, VringFds::default());
+        vring.come_to_rest(at_rest());
         vring.stop().unwrap();
         assert_eq!((vring.due(), vring.is_to_run()), (Due::Nothing, false));
         assert_eq!((vring.size(), vring.addresses(), vring.base()), (8, Some(ADDRESSES), Some(7)));
@@ -256,19 +261,17 @@ mod tests {
     }
 
     #[test]
-    fn a_vring_has_run_until_it_is_stopped_whether_it_was_disabled_before_or_not() {
-        for disables in [false, true] {
-            let mut vring = described();
-            assert!(!vring.has_run_since_start());
+    fn a_vring_has_left_requests_until_it_is_stopped_or_has_run_again_and_left_none() {
+        let mut vring = described();
+        for has_left in [true, false, true] {
             vring.run();
-            vring.set_enabled(!disables);
             vring.pause();
-            vring.come_to_rest(7, VringFds::default());
-            assert!(vring.has_run_since_start());
-            vring.stop().unwrap();
-            vring.start(None).unwrap();
-            assert!(!vring.has_run_since_start() && vring.has_run());
+            vring.come_to_rest(AtRest { has_left, ..at_rest() });
+            assert_eq!(vring.has_left(), has_left);
         }
+        vring.stop().unwrap();
+        vring.start(None).unwrap();
+        assert!(!vring.has_left() && vring.has_run());
     }
 
     #[test]

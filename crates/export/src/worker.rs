@@ -17,7 +17,7 @@ use egret_disk::{Completion, Disk, DiskSlot, Ended, EngineError, EngineSet, Pinn
 use egret_event_loop::{ClockReads, LoopHandle, Nanos, Signals, SourceId, Turn, clock};
 use egret_virtio::{Completed, DiskKey, Model, Next};
 use egret_vring::memory::{Buffers, GuestMemory};
-use egret_vring::ring::{Chain, Queue, QueueConfig};
+use egret_vring::ring::{Chain, Queue};
 use rustix::io::Errno;
 
 use self::overdue::Overdue;
@@ -95,6 +95,16 @@ pub(crate) enum Leave {
     /// What no engine has, for another back-end that has the record. What an engine has may be the kernel's: late, it would
     /// write to memory that is not logged any more, or to the disk over what the other back-end has written.
     NotBegun,
+}
+
+/// A queue that has stopped.
+pub(crate) struct AtRest {
+    /// Where in its ring: see [`QueueConfig::base`](egret_vring::ring::QueueConfig::base).
+    pub base: u32,
+    /// What it was given.
+    pub fds: VringFds,
+    /// Whether it has left requests to the record of what is in flight.
+    pub has_left: bool,
 }
 
 /// What a worker knows of its queue beside the ring.
@@ -318,9 +328,11 @@ impl QueueWorker {
         self.disks.slots[key as usize].take()
     }
 
-    /// Stops a drained queue: what it was configured as and where it stands, and the descriptors it was given.
-    pub(crate) fn into_parts(self) -> (QueueConfig, VringFds) {
-        (self.queue.stop(), self.fds)
+    /// Stops a drained queue.
+    pub(crate) fn into_rest(self) -> AtRest {
+        // A record may have more in flight: what the guest broke the queue with.
+        let has_left = self.queue.in_flight() > 0;
+        AtRest { base: self.queue.stop().base, fds: self.fds, has_left }
     }
 
     /// It is going to be drained for good, not to be attached elsewhere.
@@ -689,6 +701,8 @@ impl QueueWorker {
         self.counters.calls_spared.add(u64::from(has_published && !wants_call));
         if self.has_caught_up() {
             self.model.caught_up();
+        } else if self.leaves_its_ring() {
+            self.model.leave_functions();
         } else if !self.takes_chains() {
             // It may be that nothing else makes room.
             self.model.is_full();
@@ -707,16 +721,21 @@ impl QueueWorker {
         }
     }
 
-    /// Whether the queue has popped every chain that was available, or pops no more: then functions are looked at, which must
-    /// find the commands that were made available before them.
+    /// Whether the queue has popped every chain that was available, or is broken: then functions are looked at, which must find
+    /// the commands that were made available before them.
     #[inline]
     fn has_caught_up(&self) -> bool {
         match self.phase {
             Phase::Running => !self.is_behind,
-            // One that does not leave for good goes on popping, with another disk or on another loop.
-            Phase::Stopping => self.stopped.leaving.is_some() && !(self.is_behind && self.recovers()),
+            // What is in its ring is popped when it goes on, with another disk or on another loop; or when it is started again.
+            Phase::Stopping => false,
             Phase::Broken => true,
         }
+    }
+
+    /// Whether it stops for good, and leaves what is in its ring to whoever serves it next.
+    fn leaves_its_ring(&self) -> bool {
+        self.phase == Phase::Stopping && self.stopped.leaving.is_some() && !self.recovers()
     }
 
     pub(crate) fn suppress(&mut self) {

@@ -61,6 +61,9 @@ pub trait RequestModel: Send {
     /// As [`Model::is_full`].
     fn is_full(&mut self) {}
 
+    /// As [`Model::leave_functions`].
+    fn leave_functions(&mut self) {}
+
     /// As [`Model::caught_up`].
     fn caught_up(&mut self) {}
 
@@ -209,8 +212,8 @@ impl Model {
         }
     }
 
-    /// How many chains are functions about requests that their queue has left to the record of what is in flight. They are
-    /// not done, and can be left to the record as well.
+    /// How many chains are functions about requests that their queue has left to the record of what is in flight, or may have
+    /// left in its ring. They are not done, and can be left to the record as well.
     pub fn left(&self) -> usize {
         match self {
             Self::Control(model) => model.left(),
@@ -268,8 +271,8 @@ impl Model {
         }
     }
 
-    /// Forgets the chains in flight, none of which has a request at a disk: others no longer wait for them, and functions about
-    /// them are [left](Self::left).
+    /// Forgets the chains in flight, none of which has a request at a disk: others no longer wait for them. Functions about them
+    /// are [left](Self::left), and so are those that may be about chains in the ring.
     pub fn let_go(&mut self) {
         if let Self::Request(model) = self {
             model.let_go();
@@ -302,7 +305,16 @@ impl Model {
         }
     }
 
-    /// Likewise, and has popped all chains that the driver had made available when the turn began, or pops no more.
+    /// Likewise, and none is popped any more: whoever serves the queue next does that. Functions are to end those in progress
+    /// that they are about, and are [left](Self::left), for they may be about some in the ring as well.
+    #[cold]
+    pub fn leave_functions(&mut self) {
+        if let Self::Request(model) = self {
+            model.leave_functions();
+        }
+    }
+
+    /// Likewise, and has popped all chains that the driver had made available when the turn began, or is broken.
     #[inline]
     pub fn caught_up(&mut self) {
         if let Self::Request(model) = self {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
 use egret_disk::{DebugEvent, DebugRules, Disk, Driver, InjectError, IoType, Options};
@@ -27,7 +27,7 @@ use crate::peer::{
     ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_INFLIGHT_FD, SET_LOG_BASE, SET_VRING_ENABLE,
     await_that, export_config, longs, words,
 };
-use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads, written};
+use crate::waiting::{ELSEWHERE, Sent, ask, await_waiting, response, send, two_threads, written};
 
 pub const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 pub const COMPARE_AND_WRITE: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
@@ -278,6 +278,52 @@ fn functions_about_what_a_record_keeps_hold_up_no_session_and_are_done_by_who_ha
             assert_eq!(response(&machine, ELSEWHERE, 0), 2);
         }
         await_kept(&export, kept);
+    }
+}
+
+/// Its loop is told of the function and to stop before it has looked at its ring, in which the command was before both.
+#[test]
+fn a_function_about_a_command_in_the_ring_of_a_queue_that_stops_comes_after_it_when_the_queue_has_started_again() {
+    let io = two_threads();
+    for layout in [Layout::Split, Layout::Packed] {
+        let gate = Gate::new();
+        let (ours, export) = listening_on(&[&io[0], &io[1]], 2, gate.disk());
+        let mut machine = Machine::new(ours, layout);
+        let config = InflightConfig { queues: 4, queue_size: 16, packed: layout == Layout::Packed };
+        let record = Region::anonymous(0, config.bytes()).unwrap();
+        machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 4]), &[record.file.as_fd()]);
+        machine.start_rings();
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+        let more = Region::anonymous(0x100_0000, 4096).unwrap();
+        let region = longs(&[0, more.guest_addr, more.size, more.guest_addr, 0]);
+        machine.peer.say(ADD_MEM_REG, NEED_REPLY, &region, &[more.file.as_fd()]);
+        assert_eq!(machine.peer.hear(), Some(longs(&[0])));
+        let ((go_on, may_go_on), (begun, has_begun)) = (channel::<()>(), channel::<()>());
+        io[1].0.send(move |_| {
+            drop(begun);
+            assert!(may_go_on.recv().is_err());
+        });
+        assert!(has_begun.recv().is_err());
+        let sent = Sent { queue: ELSEWHERE, place: 0, at: FIRST, cdb: &READ, data_out: 0, data_in: 4096 };
+        let (readable, writable) = written(&machine, &sent);
+        let driver = &mut machine.rings[ELSEWHERE as usize].driver;
+        driver.add(&readable, &writable, 0).unwrap();
+        // It would look for a kick, which another loop may see later than what it is told.
+        driver.publish();
+        machine.manage(ABORT_TASK);
+        await_that("the function to be taken in", || export.queues()[CONTROL as usize].in_flight.get() == 1);
+        machine.peer.say(REM_MEM_REG, NEED_REPLY, &region, &[]);
+        await_that("all queues to be stopping", || !export.has_running_queues());
+        drop(go_on);
+        assert_eq!(machine.peer.hear(), Some(longs(&[0])), "{layout:?}");
+        gate.await_kept(1);
+        assert!(!machine.rings[CONTROL as usize].driver.has_used(), "{layout:?}: the command is under way");
+        await_waiting(&mut machine, &export);
+        gate.open();
+        assert_eq!(machine.managed(), 0);
+        assert!(machine.rings[ELSEWHERE as usize].driver.has_used(), "{layout:?}: its command comes first");
+        machine.reap(ELSEWHERE);
+        assert_eq!(response(&machine, ELSEWHERE, 0), 2, "{layout:?}");
     }
 }
 
@@ -560,9 +606,45 @@ impl Subscriber for Recorder {
     fn exit(&self, _: &Id) {}
 }
 
+fn record_lines() {
+    static ONCE: Once = Once::new();
+    let record = || tracing::subscriber::set_global_default(Recorder).expect("no other test of this process has one");
+    ONCE.call_once(record);
+}
+
+/// How many begin so.
+fn lines(beginning: &str) -> usize {
+    LINES.lock().unwrap().iter().filter(|line| line.starts_with(beginning)).count()
+}
+
+#[test]
+fn a_queue_that_its_guest_broke_is_not_said_to_have_requests_that_wait_for_a_disk() {
+    record_lines();
+    let io = IoThread::start();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let config = ExportConfig { id: "broken".to_owned(), ..export_config(Address::Fd(theirs.into())) };
+    let luns = vec![(FIRST, unit("first"), disk(Nanos::ZERO))];
+    let device = ScsiConfig { num_queues: 1, queue_size: 128 };
+    let _export = Export::start_scsi(config, device, luns, vec![io.0.clone()]).unwrap();
+    let mut machine = Machine::new(ours, Layout::Split);
+    let record = Region::anonymous(0, InflightConfig { queues: 3, queue_size: 16, packed: false }.bytes()).unwrap();
+    machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
+    machine.start_rings();
+    // Without a whole header.
+    machine.offer(CONTROL, &[Piece { addr: DATA, len: 2 }], &[]);
+    await_signal(&machine.rings[CONTROL as usize].err);
+    machine.peer.ask(GET_VRING_BASE, &words(&[CONTROL, 0])).expect("it has stopped");
+    let mut is_in_flight = [0];
+    record.file.read_exact_at(&mut is_in_flight, 16).unwrap();
+    assert_eq!(is_in_flight, [1], "the record has what broke it");
+    let told =
+        ["queue 0: the guest broke the queue", "queue 0 stops"].map(|what| lines(&format!("export 'broken': {what}")));
+    assert_eq!(told, [1, 0]);
+}
+
 #[test]
 fn an_export_does_not_stay_stopped_by_a_queue_that_stops_while_it_tries_its_only_failed_request() {
-    tracing::subscriber::set_global_default(Recorder).expect("no other test of this process has one");
+    record_lines();
     // QEMU disables a queue before it stops it.
     for (warned, (recorded, disables)) in [(false, false), (true, false), (true, true)].into_iter().enumerate() {
         // There is no space for what is written.
@@ -604,8 +686,7 @@ fn an_export_does_not_stay_stopped_by_a_queue_that_stops_while_it_tries_its_only
         assert_eq!(one.errors().status(), IoStatus::Ok, "recorded: {recorded}");
         // Whoever saves the guest now is warned of what only the record has.
         let warning = "export 'one': queue 2 stops with requests that wait because a disk failed";
-        let lines = LINES.lock().unwrap().iter().filter(|line| line.starts_with(warning)).count();
-        assert_eq!(lines, warned, "disabled: {disables}");
+        assert_eq!(lines(warning), warned, "disabled: {disables}");
         second.reap(REQUESTS);
         if recorded {
             assert!(!first.rings[REQUESTS as usize].driver.has_used(), "it is left to the record");

@@ -62,7 +62,7 @@ pub(super) struct ControlQueue {
     scsi: Arc<Scsi>,
     waiting: HashMap<u16, Waiting>,
     ended: Arc<EndedFunctions>,
-    /// The heads of those whose commands were left to the record.
+    /// The heads of those whose commands were left to the record, or may have been left in a ring.
     left: Vec<u16>,
 }
 

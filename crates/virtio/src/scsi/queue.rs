@@ -624,6 +624,11 @@ impl RequestModel for ScsiQueue {
         }
     }
 
+    fn leave_functions(&mut self) {
+        self.asked.iter().for_each(|function| function.leave());
+        self.caught_up();
+    }
+
     #[inline]
     fn caught_up(&mut self) {
         self.published();
@@ -663,8 +668,7 @@ impl RequestModel for ScsiQueue {
     fn let_go(&mut self) {
         // Nobody looks at the functions later: who waits for them would wait for ever.
         self.asked.extend(self.inbox.close());
-        self.apply_functions();
-        self.due.clear();
+        self.leave_functions();
         self.waiting.clear();
         self.scratch.waiting.clear();
         for slot in &mut self.slots {

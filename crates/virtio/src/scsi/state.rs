@@ -44,7 +44,10 @@ pub(super) fn load(scsi: &Scsi, state: &[u8]) -> Result<(), StateError> {
         return Err(StateError::Length { found, expected: count.saturating_mul(UNIT) });
     }
     let found = units.iter().map(|unit| find(scsi, unit)).collect::<Result<Vec<_>, _>>()?;
-    // All of it, or nothing.
+    // All of it, or nothing: a unit that is there twice would be restored once, and then be found to be busy.
+    if !found.is_sorted_by(|(lun, _), (next, _)| lun.address < next.address) {
+        return Err(StateError::invalid("units that are not in the order of their addresses"));
+    }
     for (lun, unit) in &found {
         lun.unit.check(scsi.nexus, unit).map_err(|e| of_unit(lun.address, e))?;
     }

@@ -11,8 +11,9 @@
 //! last reference is dropped. So none can be forgotten: a queue that stops, breaks or is dropped drops its references. A
 //! command that no function is about pays for this with one load when it ends.
 //!
-//! A queue that stops may leave commands to the record of what is in flight. They have not ended, and whoever serves the queue
-//! next does them: so a function that is to end one of them is not done either, and is left, too.
+//! A queue that stops may leave commands to the record of what is in flight, or in its ring. They have not ended, and whoever
+//! serves the queue next does them: so a function that is to end one of them is not done either, and is left, too. So is one that
+//! comes when the queue pops no more: nobody knows what is in the ring.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,7 +63,7 @@ pub(super) struct Function {
     pub(super) ends: Option<Abort>,
     /// Whether any of its commands was in progress.
     found: AtomicBool,
-    /// Whether any of them was left to the record.
+    /// Whether any of them was left to the record, or may have been left in a ring.
     left: AtomicBool,
     ended: Arc<EndedFunctions>,
 }
@@ -79,7 +80,7 @@ impl Function {
         self.found.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that one of its commands is left to the record, and has not ended.
+    /// Notes that one of its commands is left to the record, or may be left in a ring, and has not ended.
     pub(super) fn leave(&self) {
         // As above.
         self.left.store(true, Ordering::Relaxed);
@@ -93,13 +94,15 @@ pub(super) enum Ending {
     FoundNothing,
     /// It is done; some were.
     Found,
-    /// It is not: some of its commands were left to the record.
+    /// It is not: some of its commands were left to the record, or may have been left in a ring.
     Left,
 }
 
 impl Drop for Function {
     fn drop(&mut self) {
         let ending = match (*self.left.get_mut(), *self.found.get_mut()) {
+            // Who asks for commands is answered, whatever else is left.
+            (true, true) if self.ends.is_none() => Ending::Found,
             (true, _) => Ending::Left,
             (false, true) => Ending::Found,
             (false, false) => Ending::FoundNothing,
@@ -280,6 +283,15 @@ mod tests {
         function.leave();
         drop(function);
         assert_eq!(ended.take(), [(7, Ending::Left)]);
+        for (finds, ending) in [(false, Ending::Left), (true, Ending::Found)] {
+            let query = Function::new(8, ALL, None, &ended);
+            if finds {
+                query.find();
+            }
+            query.leave();
+            drop(query);
+            assert_eq!(ended.take(), [(8, ending)]);
+        }
     }
 
     #[test]

@@ -36,6 +36,11 @@ impl Machine {
 
     /// One whose export does this about errors.
     fn with(errors: &Arc<ErrorHandling>, disk: Arc<Disk>) -> Self {
+        Self::recorded(errors, disk, None)
+    }
+
+    /// Likewise, with a record of what is in flight.
+    fn recorded(errors: &Arc<ErrorHandling>, disk: Arc<Disk>, inflight: Option<&Inflight>) -> Self {
         let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 64 }, "e").unwrap();
         let unit =
             LogicalUnit::new(LunConfig { capacity_bytes: SIZE, serial: "e".into(), ..LunConfig::default() }).unwrap();
@@ -45,6 +50,8 @@ impl Machine {
             let model = Arc::clone(&scsi).model(index, 64);
             let mut guest = Guest::with(model, shape(false), Arc::clone(errors), disks);
             guest.worker.set_home(LoopHandle::new(&io));
+            let record = inflight.and_then(|inflight| inflight.queue(index));
+            guest.worker.queue = guest.driver.queue().start_recorded(&guest.memory, record).unwrap();
             let id = io.attach(guest.worker.into()).map_err(|(_, e)| e).unwrap();
             ((guest.memory, guest.driver), id)
         };
@@ -200,6 +207,45 @@ fn a_function_does_not_wait_for_a_queue_that_stops_for_good() {
         let answer = machine.manage(ABORT_TASK, 1);
         machine.turns();
         assert_eq!((machine.managed(answer), machine.response(1)), (OK, 0), "gone: {gone}");
+    }
+}
+
+/// Or its driver would be told that the command is aborted, and whoever serves the queue next would do it.
+#[test]
+fn a_function_about_what_may_be_in_the_ring_of_a_queue_that_stops_for_good_is_left_to_the_record_with_it() {
+    // It comes while what was popped ends, or when nothing is popped or looked at any more.
+    for looks in [true, false] {
+        let config = InflightConfig { queues: 3, queue_size: 64, packed: false };
+        let record = Region::anonymous(0, config.bytes()).unwrap().file;
+        let inflight = Inflight::map(&record, 0, config.bytes(), config).unwrap();
+        let errors = ErrorHandling::new("e", ErrorPolicy::default());
+        let mut machine = Machine::recorded(&errors, slow_disk(), Some(&inflight));
+        let (id, control_id) = (machine.id, machine.control_id);
+        queue(&mut machine.io, control_id).leave(Leave::Nothing);
+        let (to, stopped) = channel();
+        if looks {
+            machine.read(1);
+            machine.turns();
+            queue(&mut machine.io, id).leave(Leave::Nothing);
+            machine.io.quiesce(id, |_| ());
+        } else {
+            machine.io.detach(id, move |worker| to.send(worker).unwrap());
+            machine.turns();
+        }
+        machine.read(2);
+        let answer = machine.manage(ABORT_TASK, 2);
+        machine.turns();
+        if let Ok(mut worker) = stopped.try_recv() {
+            worker.queue().unwrap().let_go();
+        }
+        machine.turns();
+        let (to, stopped) = channel();
+        machine.io.detach(control_id, move |worker| to.send(worker).unwrap());
+        while stopped.try_recv().is_err() {
+            machine.io.turn().unwrap();
+        }
+        let is_left = inflight.queue(0).unwrap().is_busy();
+        assert_eq!((machine.managed(answer), is_left), (NOTHING, true), "looks: {looks}");
     }
 }
 

@@ -207,12 +207,11 @@ fn a_function_that_was_to_end_a_command_that_is_left_behind_is_not_done_and_one_
         }
         assert!(control.resume().is_empty());
         leave(line);
-        let ended = control.resume();
-        assert!(matches!(ended[..], [Next::Complete(_), Next::Complete(_)]), "{ended:?}");
-        assert_eq!((control.guest.read::<1>(RESPONSE)[0], control.model.left()), (SUCCEEDED, 2));
+        assert!(matches!(control.resumed(), Next::Complete(_)));
+        assert_eq!((control.guest.read::<1>(RESPONSE)[0], control.model.left()), (SUCCEEDED, 3));
         let mut ended = Vec::new();
         control.model.end_left(&control.guest.memory, &mut ended);
-        assert_eq!((ended.len(), control.model.left(), control.guest.read::<1>(RESPONSE)[0]), (2, 0, OK));
+        assert_eq!((ended.len(), control.model.left(), control.guest.read::<1>(RESPONSE)[0]), (3, 0, OK));
     }
 }
 
@@ -299,7 +298,8 @@ fn a_queue_that_does_not_run_keeps_no_function_waiting_and_one_that_leaves_lets_
         let mut other = Line::new(&scsi, 3);
         other.model.let_go();
         leave(&mut line, other);
-        assert!(matches!(control.resumed(), Next::Complete(_)));
+        assert!(control.resume().is_empty() && control.model.left() == 1, "its commands may be in the ring");
+        control.model.end_left(&control.guest.memory, &mut Vec::new());
         assert_eq!(done(&mut control, &mut [], ABORT_TASK_SET, FIRST, 0), OK);
         line = Line::new(&scsi, 2);
     }

@@ -69,6 +69,21 @@ fn a_state_of_sizes_or_of_a_length_that_cannot_be_is_refused() {
     assert_eq!(refused(&|payload| payload.truncate(15)), length(15, 16));
 }
 
+/// Of one that is there twice the first part would be restored, and the second may be refused.
+#[test]
+fn a_state_of_units_that_are_there_twice_or_in_another_order_is_refused_and_changes_nothing() {
+    let (from, to) = (device(), twin());
+    from.lun(FAR).unwrap().nexus.attend(Attention::ModeChanged);
+    let (payload, before) = (from.save().split_off(16), to.save());
+    let (fixed, units) = payload.split_at(16);
+    let (first, far) = units.split_at(36);
+    for units in [[first, first], [far, far], [far, first]] {
+        let state = pack(DeviceId::Scsi, &[fixed, units[0], units[1]].concat());
+        assert_eq!(to.load(&state), Err(StateError::invalid("units that are not in the order of their addresses")));
+        assert_eq!(to.save(), before);
+    }
+}
+
 proptest! {
     #[test]
     fn whatever_is_taken_for_a_state_is_one(at in 0..104usize, byte: u8, cut in 0..105usize) {
@@ -78,7 +93,6 @@ proptest! {
         state[at] = byte;
         state.truncate(cut.max(1));
         if to.load(&state).is_ok() {
-            // What is not a number of ours: another order of the units, or one of them twice.
             prop_assert_eq!(to.save().len(), state.len());
         }
     }
