@@ -81,6 +81,9 @@ pub enum ExportError {
     /// Likewise, when it was the system that was in the way of one there, or of one on its way back.
     #[error("export '{0}': {1}; some queues have moved and cannot go back")]
     Stuck(String, #[source] io::Error),
+    /// A change had to wait for a queue that its client starts.
+    #[error("export '{0}': a queue has not started in 5 s, for its I/O thread is stuck; nothing has changed")]
+    Starts(String),
 }
 
 /// A disk on queues, for whoever connects.
@@ -179,7 +182,7 @@ impl Export {
         &self.shared.id
     }
 
-    /// Whether a client has queues running, or requests in flight that it has left behind or whose queue it stops.
+    /// Whether a client has queues running or starting, or requests in flight that it has left behind or whose queue it stops.
     pub fn is_in_use(&self) -> bool {
         if let DeviceType::Nbd(offer) = &self.device {
             return offer.is_in_use();
