@@ -753,6 +753,21 @@ fn clients_that_start_queues_on_a_thread_that_is_stuck_hold_up_no_change() {
 }
 
 #[test]
+fn an_export_over_nbd_on_a_thread_that_is_stuck_goes_when_that_goes_on_and_holds_up_no_change() {
+    let (place, mut daemon) = with_image();
+    serve_over_nbd(&mut daemon, place.path());
+    let stuck = Stuck::begin(daemon.io_threads[DEFAULT_IOTHREAD].handle());
+    let attempt: Attempt<'_> = (Box::new(Daemon::stop_nbd_server), "iothread 'io': it is stuck");
+    refused(&mut daemon, vec![attempt]);
+    daemon.remove_export("n0", Deletion::Safe).unwrap();
+    assert!(daemon.is_shutting_down("n0") && stuck.is(), "somebody has waited for it");
+    drop(stuck);
+    rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+    assert_eq!(daemon.take_torn_down(), [TornDown::Export { id: "n0".into() }]);
+    daemon.stop_nbd_server().unwrap();
+}
+
+#[test]
 fn a_thread_reads_the_clock_for_each_request_as_long_as_it_is_told_to() {
     let mut daemon = daemon();
     let mut thread = IoThread { x_clock_per_request: true, ..IoThread::new("io0") };
