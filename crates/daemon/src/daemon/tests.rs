@@ -1,5 +1,6 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use egret_disk::{Driver as DiskDriver, Limits, Locking, Options};
 use egret_event_loop::ClockReads;
@@ -765,6 +766,36 @@ fn an_export_over_nbd_on_a_thread_that_is_stuck_goes_when_that_goes_on_and_holds
     rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
     assert_eq!(daemon.take_torn_down(), [TornDown::Export { id: "n0".into() }]);
     daemon.stop_nbd_server().unwrap();
+}
+
+#[test]
+fn reservations_and_credentials_in_files_that_do_not_answer_are_not_waited_for() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    let (value, spelling) = keyval::read("null-co,node-name=d0,size=1M", "driver").unwrap();
+    daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
+    daemon.add_export(scsi_export(at, "s0")).unwrap();
+    // Another unit's, so that it is waited for, and what waits for somebody who writes.
+    let (kept, pipe) = (at.join("pr"), at.join("ca-cert.pem"));
+    let taken = std::fs::File::create(&kept).unwrap();
+    rustix::fs::flock(&taken, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    daemon.calls.limit(Duration::from_millis(1));
+    let unit = Lun { pr_file: kept.to_str().unwrap().to_owned(), ..lun(0, "d0") };
+    let creds = TlsCreds::from_value(json!({"id": "t", "dir": at}), Typed).unwrap();
+    let lines = [
+        format!("export 's0': target 0, lun 0: pr-file '{}' does not answer", kept.display()),
+        format!("tls-creds-x509 't': '{}' does not answer: credentials could not be read", at.display()),
+    ];
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.add_lun("s0", unit.clone())), &lines[0]),
+        (Box::new(|d| d.add_tls_creds(creds.clone())), &lines[1]),
+    ];
+    refused(&mut daemon, attempts);
+    // Whoever reads it comes to an end.
+    drop(std::fs::File::options().write(true).open(&pipe).unwrap());
 }
 
 #[test]
