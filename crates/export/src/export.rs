@@ -17,6 +17,7 @@ use egret_vring::memory::MemoryRules;
 use crate::budget::ClientBudget;
 use crate::errors::{ErrorHandling, ErrorPolicy};
 use crate::listener::{Address, ListenError, Listener};
+use crate::moves::PATIENCE;
 use crate::nbd::Offer;
 use crate::protocol::Connection;
 use crate::queues::{QueueCounts, Shared, lock, write_out_last};
@@ -81,6 +82,9 @@ pub enum ExportError {
     /// Likewise, when it was the system that was in the way of one there, or of one on its way back.
     #[error("export '{0}': {1}; some queues have moved and cannot go back")]
     Stuck(String, #[source] io::Error),
+    /// A change had to wait for a queue that its client starts.
+    #[error("export '{0}': a queue has not started in 5 s, for its I/O thread is stuck; nothing has changed")]
+    Starts(String),
 }
 
 /// A disk on queues, for whoever connects.
@@ -179,7 +183,7 @@ impl Export {
         &self.shared.id
     }
 
-    /// Whether a client has queues running, or requests in flight that it has left behind or whose queue it stops.
+    /// Whether a client has queues running or starting, or requests in flight that it has left behind or whose queue it stops.
     pub fn is_in_use(&self) -> bool {
         if let DeviceType::Nbd(offer) = &self.device {
             return offer.is_in_use();
@@ -192,12 +196,15 @@ impl Export {
         lock(&self.shared.queues).has_running()
     }
 
-    /// Stops it. Whether there is no client, and none comes any more, and no disk is to be written out: then nobody has to be
-    /// waited for when it ends. How long a client's session takes to end the client decides, though it uses nothing.
+    /// Stops it. Whether there is no client, and none comes any more, no disk is to be written out, and no loop that has something
+    /// of it is stuck: then nobody has to be waited for when it ends. How long a client's session takes to end the client decides,
+    /// though it uses nothing.
     pub fn ends_at_once(&self) -> bool {
         if let DeviceType::Nbd(offer) = &self.device {
             self.stop.stop();
-            return offer.is_idle();
+            // It has a lane on each loop, which that one is to let go of.
+            let loops = lock(&self.shared.queues).loops.clone();
+            return offer.is_idle() && loops.iter().all(|on| on.answers_within(PATIENCE));
         }
         // Before it is stopped, for then a client that is there may be gone at any moment.
         let is_shut = self.shared.shut();

@@ -57,8 +57,8 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// This is no virtio-scsi device, the address is taken, the disk cannot be active, or an I/O thread cannot run it. Nothing
-    /// has changed.
+    /// This is no virtio-scsi device, the address is taken, the disk cannot be active, or an I/O thread cannot run it, or is
+    /// stuck with a queue that starts. Nothing has changed.
     pub fn add_lun<E: From<ExportError>>(
         &self,
         at: LunAddress,
@@ -69,7 +69,7 @@ impl Export {
         // Without the lock, which others wait for: it may take as long as the disk does not answer.
         let mut active = None;
         let mut queues = loop {
-            let queues = lock(&self.shared.queues);
+            let queues = self.shared.lock_started()?;
             if queues.active.is_none() || active.is_some() {
                 break queues;
             }
@@ -118,9 +118,9 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// There is no such logical unit.
+    /// There is no such logical unit, or the I/O thread of a queue that starts is stuck. Nothing has changed.
     pub fn remove_lun(&self, at: LunAddress) -> Result<LeavingDisk, ExportError> {
-        let mut queues = lock(&self.shared.queues);
+        let mut queues = self.shared.lock_started()?;
         let gone = self.scsi(at)?.remove(at).ok_or_else(|| ExportError::NoLun(self.shared.id.clone(), at))?;
         if let Some(disk) = queues.disks[gone.disk.0 as usize].take() {
             self.forget(&disk);

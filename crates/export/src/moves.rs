@@ -23,7 +23,8 @@ use crate::export::{Export, ExportError};
 use crate::queues::{Queues, RunningQueue, lock};
 use crate::source::Worker;
 
-/// How long a change waits for requests in flight before it is given up; [`ExportError::Busy`] says it too.
+/// How long a change waits for requests in flight, or for a queue that starts, before it is given up; [`ExportError::Busy`] and
+/// [`ExportError::Starts`] say it too.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a change had queues wait.
@@ -57,14 +58,14 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// A loop cannot run one of the disks, or requests in flight do not end. Every queue is where it was, unless the error is
-    /// [`ExportError::Scattered`] or [`ExportError::Stuck`].
+    /// A loop cannot run one of the disks, requests in flight do not end, or a queue does not come to start. Every queue is where
+    /// it was, unless the error is [`ExportError::Scattered`] or [`ExportError::Stuck`].
     ///
     /// # Panics
     ///
     /// If there is no loop.
     pub fn run_on(&self, loops: &[LoopHandle<Worker>]) -> Result<Pause, ExportError> {
-        let mut queues = lock(&self.shared.queues);
+        let mut queues = self.shared.lock_started()?;
         let targets = self.shared.counts.assign(loops).into_iter().enumerate();
         let targets = targets.filter(|(queue, to)| queues.loops[*queue] != *to).collect::<Targets>();
         let system = |e| ExportError::System(self.shared.id.clone(), e);
@@ -222,7 +223,11 @@ mod tests {
     use egret_disk::{EngineOptions, EngineSet};
     use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice, spawn};
     use egret_polling::{Parameters, PolicyKind};
+    use egret_virtio::Device;
+    use egret_virtio::blk::{Blk, BlkConfig};
     use egret_virtio::scsi::{Scsi, ScsiConfig};
+    use egret_vring::memory::{GuestMemory, Region};
+    use egret_vring::ring::{Driver, DriverConfig, Piece};
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
@@ -230,7 +235,7 @@ mod tests {
     use crate::peer_fd::PeerFd;
     use crate::queues::{QueueCounts, Shared};
     use crate::worker::tests::Guest;
-    use crate::worker::{Leave, QueueWorker};
+    use crate::worker::{Leave, QueueWorker, VringFds};
 
     fn io(monitor: MonitorChoice) -> (LoopHandle<Worker>, JoinHandle<()>) {
         let options = LoopOptions {
@@ -314,6 +319,50 @@ mod tests {
         drop(export);
         homes.iter().for_each(|of| of.send(EventLoop::stop));
         [first, second].into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    #[test]
+    fn a_queue_is_looked_at_once_more_when_it_is_known_where_it_runs() {
+        let (home, thread) = io(MonitorChoice::Ppoll);
+        let counts = QueueCounts { all: 1, diskless: 0 };
+        let (memory, kickless, errors) = Default::default();
+        let shared = Shared::new("e", counts, memory, kickless, errors, Vec::new(), std::slice::from_ref(&home));
+        let blk = BlkConfig { capacity_bytes: 1 << 20, serial: "moves".into(), ..BlkConfig::default() };
+        let device = Blk::new(blk).unwrap() as Arc<dyn Device>;
+        let memory = Arc::new(GuestMemory::empty().with(Region::anonymous(0, 0x10_0000).unwrap()).unwrap());
+        let ring = DriverConfig { size: 64, packed: false, event_idx: true, indirect: None, base: 0 };
+        let mut driver = Driver::new(&memory, 0, ring).unwrap();
+        let queue = driver.queue().start(&memory).unwrap();
+        let mut fds = VringFds::default();
+        fds.kick = Some(PeerFd::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()));
+        let (go_on, stuck) = channel::<()>();
+        home.send(move |_| stuck.recv().unwrap_or_default());
+        std::thread::scope(|scope| {
+            let starts = scope.spawn(|| shared.run(&device, 0, queue, fds, channel().0));
+            while !shared.is_in_use() {
+                std::thread::yield_now();
+            }
+            let not_known = lock(&shared.queues);
+            drop(go_on);
+            while home.call(|target| target.sources().count()).unwrap() == 0 {}
+            // It has been looked at by then.
+            home.call(|_| ()).unwrap();
+            // GET_ID, of which no kick tells.
+            assert!(memory.write(0x8_0000, &[&8u32.to_le_bytes()[..], &[0; 12]].concat()));
+            let (asked, answered) = (Piece { addr: 0x8_0000, len: 16 }, Piece { addr: 0x9_0000, len: 21 });
+            driver.add(&[asked], &[answered], 0).unwrap();
+            driver.publish();
+            drop(not_known);
+            starts.join().unwrap().unwrap();
+        });
+        let patience_ends = Instant::now() + Duration::from_secs(30);
+        while driver.reap().unwrap().is_none() {
+            assert!(Instant::now() < patience_ends, "nobody looked");
+            std::thread::yield_now();
+        }
+        assert!(shared.stop(0, Leave::Nothing).wait().is_some());
+        home.send(EventLoop::stop);
+        thread.join().unwrap();
     }
 
     #[test]

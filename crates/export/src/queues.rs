@@ -14,6 +14,8 @@ use egret_vring::memory::{GuestMemory, MemoryRules};
 use egret_vring::ring::Queue;
 
 use crate::errors::{ErrorHandling, ErrorPolicy};
+use crate::export::ExportError;
+use crate::moves::PATIENCE;
 use crate::peer_fd::PeerFd;
 use crate::peer_log::PeerLog;
 use crate::protocol::send_config_change;
@@ -33,10 +35,11 @@ pub(crate) struct Shared {
     /// What a client may hand over as guest memory.
     pub(crate) memory: MemoryRules,
     /// Locked for as long as something is done to queues that run: by its name a worker is found on its loop, and on no
-    /// other, only while nobody moves it.
+    /// other, only while nobody moves it. Nobody who has it locked for a client waits for a loop: one that is stuck would have
+    /// all wait who change anything.
     pub(crate) queues: Mutex<Queues>,
-    /// A queue that was to stop has stopped.
-    pub(crate) stopped: Condvar,
+    /// A queue that was to stop has stopped, or one that was to start has been taken in or refused.
+    settled: Condvar,
     /// What each queue counts, whether it runs or not.
     counters: Vec<Arc<QueueCounters>>,
     /// A client has left, and what it asked for has not ended yet; or rings of its are to run, and wait for what is owed to limits.
@@ -58,6 +61,9 @@ pub(crate) struct Queues {
     pub(crate) running: Vec<Option<SourceId>>,
     /// The workers that no loop took back after a move that failed.
     pub(crate) stranded: Vec<(usize, Worker)>,
+    /// One is on its way to its loop, with the disks that there are: until it has arrived they stay, and so does where it is to
+    /// run.
+    starting: bool,
     /// How many are stopping.
     pub(crate) stopping: usize,
     /// Who waits for these to have stopped has the receivers: disks were taken away that they have still. Nothing is sent.
@@ -192,6 +198,7 @@ impl Shared {
             loops: counts.assign(loops),
             running: vec![None; count],
             stranded: Vec::new(),
+            starting: false,
             stopping: 0,
             awaited: Vec::new(),
             disks,
@@ -208,7 +215,7 @@ impl Shared {
             memory,
             counters: (0..count).map(|_| Arc::default()).collect(),
             queues: Mutex::new(queues),
-            stopped: Condvar::new(),
+            settled: Condvar::new(),
             draining: AtomicBool::new(false),
             has_news: AtomicBool::new(false),
             door: Mutex::default(),
@@ -233,10 +240,38 @@ impl Shared {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Whether a client has queues running, or requests in flight that it has left behind or whose queue it stops.
+    /// Whether a client has queues running or starting, or requests in flight that it has left behind or whose queue it stops.
     pub(crate) fn is_in_use(&self) -> bool {
         let queues = lock(&self.queues);
-        self.is_draining() || queues.stopping > 0 || queues.has_running()
+        self.is_draining() || queues.starting || queues.stopping > 0 || queues.has_running()
+    }
+
+    /// The queues, when none of them starts and they are as `are_settled` says.
+    ///
+    /// # Errors
+    ///
+    /// That takes too long. Nothing has changed.
+    pub(crate) fn lock_when(
+        &self,
+        are_settled: impl Fn(&Queues) -> bool,
+    ) -> Result<MutexGuard<'_, Queues>, ExportError> {
+        let is_early = |queues: &mut Queues| queues.starting || !are_settled(queues);
+        let waited = self.settled.wait_timeout_while(lock(&self.queues), PATIENCE, is_early);
+        let (queues, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        match waited.timed_out() {
+            false => Ok(queues),
+            true if queues.starting => Err(ExportError::Starts(self.id.clone())),
+            true => Err(ExportError::Busy(self.id.clone())),
+        }
+    }
+
+    /// The queues, when none of them starts: for who gives them other disks or other loops.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock_when`](Self::lock_when).
+    pub(crate) fn lock_started(&self) -> Result<MutexGuard<'_, Queues>, ExportError> {
+        self.lock_when(|_| true)
     }
 
     /// Makes a worker of a queue, and gives it to its loop.
@@ -249,9 +284,12 @@ impl Shared {
         unpinned: Sender<Arc<GuestMemory>>,
     ) -> io::Result<()> {
         let model = Arc::clone(device).model(index as u16, queue.size());
-        let mut queues = lock(&self.queues);
-        let disks = if index < self.counts.diskless.into() { Vec::new() } else { queues.disks.clone() };
         let counters = Arc::clone(&self.counters[index]);
+        let mut queues = lock(&self.queues);
+        queues.starting = true;
+        let home = queues.loops[index].clone();
+        let disks = if index < self.counts.diskless.into() { Vec::new() } else { queues.disks.clone() };
+        drop(queues);
         let mut disks = Disks::new(disks);
         // Only a device with other queues beside may have several disks.
         if self.counts.diskless > 0 {
@@ -260,12 +298,18 @@ impl Shared {
         let info = QueueInfo { log: Arc::clone(&self.log), index, kickless: self.kickless, unpinned };
         let errors = Arc::clone(&self.errors);
         let mut worker = QueueWorker::new(info, queue, model, disks, fds, errors, counters);
-        worker.set_home(queues.loops[index].clone());
-        let attached = queues.loops[index].attach(worker.into());
+        worker.set_home(home.clone());
+        let attached = home.attach(worker.into());
+        let mut queues = lock(&self.queues);
         queues.running[index] = attached.as_ref().ok().copied();
+        queues.starting = false;
         // One that was refused is dropped when nobody waits for the lock: its descriptors are the peer's.
         drop(queues);
-        attached.map(drop).map_err(|(_, e)| e)
+        self.settled.notify_all();
+        let id = attached.map_err(|(_, e)| e)?;
+        // Who has had something for it since it arrived has not found it.
+        home.send(move |target| target.wake(id));
+        Ok(())
     }
 
     /// Changes a queue's worker on its loop, if it runs, and waits for that. So a peer that orders changes without a pause
@@ -332,7 +376,8 @@ impl Shared {
 
     /// Waits until every queue that runs has been dispatched since it was started.
     pub(crate) fn await_turns(&self) {
-        for queue in lock(&self.queues).running_queues(0) {
+        let running = lock(&self.queues).running_queues(0);
+        for queue in running {
             // A loop runs commands after it has dispatched what was ready, and a source that is new to it is.
             let _ = queue.on.call(|_| ());
         }
@@ -376,7 +421,7 @@ impl Shared {
             queues.awaited.clear();
         }
         drop(queues);
-        self.stopped.notify_all();
+        self.settled.notify_all();
     }
 
     /// Has all disks active, because rings are to run. Tries once.

@@ -14,7 +14,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use egret_disk::{Disk, DiskSlot};
 use egret_event_loop::{EventLoop, Nanos, clock};
@@ -41,9 +41,12 @@ pub struct DiskSwap {
 ///
 /// # Errors
 ///
-/// A loop cannot run one of the new disks, or requests in flight do not end. The old ones stay in use everywhere.
+/// A loop cannot run one of the new disks, requests in flight do not end, or a queue does not come to start. The old ones stay
+/// in use everywhere.
 pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportError> {
-    let mut locked = exports.iter().map(|export| lock_stopped(export)).collect::<Result<Vec<_>, _>>()?;
+    // One that stops could still have requests for a disk that is replaced.
+    let locked = exports.iter().map(|export| export.shared.lock_when(|queues| queues.stopping == 0));
+    let mut locked = locked.collect::<Result<Vec<_>, _>>()?;
     // Sessions may be locking old ones meanwhile, or giving them back; they look again which disks there are.
     for DiskSwap { old, new } in disks {
         let id = || exports.first().map_or_else(String::new, |export| export.id().to_owned());
@@ -74,14 +77,6 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
         }
     }
     Ok(pause)
-}
-
-/// An export's queues, when none of them is stopping: such a one could still have requests for a disk that is replaced.
-fn lock_stopped<'a>(export: &'a Export) -> Result<MutexGuard<'a, Queues>, ExportError> {
-    let queues = lock(&export.shared.queues);
-    let waited = export.shared.stopped.wait_timeout_while(queues, PATIENCE, |queues| queues.stopping > 0);
-    let (queues, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-    if waited.timed_out() { Err(ExportError::Busy(export.id().to_owned())) } else { Ok(queues) }
 }
 
 /// What changes for an export: disks, by their keys.

@@ -49,7 +49,7 @@ impl OpStats {
 // On cache lines of its own, so that two loops that count do not get into each other's way.
 #[repr(align(128))]
 pub struct QueueCounters {
-    ops: [OpCounters; RequestType::ALL.len()],
+    ops: [TimedCounters; RequestType::ALL.len()],
     /// Requests taken in and not completed.
     pub in_flight: Counter,
     /// Of those, requests that wait because the export is stopped for an error.
@@ -84,6 +84,12 @@ struct OpCounters {
     requests: Counter,
     bytes: Counter,
     errors: Counter,
+}
+
+/// Likewise, and how long they took.
+#[derive(Debug, Default)]
+struct TimedCounters {
+    op: OpCounters,
     /// Made at the first request, so that an idle queue costs no memory.
     latency: OnceLock<Box<LatencyCounters>>,
 }
@@ -131,14 +137,14 @@ impl QueueCounters {
     /// As [`count`](Self::count), of a request that was no chain of descriptors.
     #[inline]
     pub(crate) fn count_op(&self, request_type: RequestType, bytes: u64, is_ok: bool, latency: Nanos) {
-        let op = &self.ops[request_type as usize];
+        let TimedCounters { op, latency: times } = &self.ops[request_type as usize];
         op.count(bytes, is_ok);
-        op.latency.get_or_init(|| Box::new(LatencyCounters::new())).count(latency);
+        times.get_or_init(|| Box::new(LatencyCounters::new())).count(latency);
     }
 
     /// Requests of `request_type`.
     pub fn op(&self, request_type: RequestType) -> OpStats {
-        self.ops[request_type as usize].read()
+        self.ops[request_type as usize].op.read()
     }
 
     /// Adds how long requests of `request_type` took to `sum`, if there were any.

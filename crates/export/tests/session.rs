@@ -401,25 +401,6 @@ fn a_resized_disk_is_announced_on_the_channel_the_client_gave() {
     assert_eq!(peer.ask(GET_CONFIG, &config(0, 8)).unwrap()[12..], (128 * MIB / 512).to_le_bytes());
 }
 
-/// Starts a ring, and gives its memory and kick descriptor, which the caller keeps.
-fn start_ring(peer: &mut Peer, index: u32) -> (Region, OwnedFd) {
-    let kept = kick_ring(peer, index);
-    assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[index, 1])), Some(0));
-    kept
-}
-
-/// Likewise, but for that it is not enabled.
-fn kick_ring(peer: &mut Peer, index: u32) -> (Region, OwnedFd) {
-    let region = Region::anonymous(0, MIB).unwrap();
-    let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    let table = [words(&[1, 0]), longs(&[0, region.size, 0, 0])].concat();
-    peer.say(SET_MEM_TABLE, 0, &table, &[region.file.as_fd()]);
-    peer.say(SET_VRING_NUM, 0, &words(&[index, 16]), &[]);
-    peer.say(SET_VRING_ADDR, 0, &[words(&[index, 0]), longs(&[0x1000, 0x2000, 0x3000, 0])].concat(), &[]);
-    peer.say(SET_VRING_KICK, 0, &longs(&[index.into()]), &[kick.as_fd()]);
-    (region, kick)
-}
-
 #[test]
 fn a_record_that_was_made_here_is_long_enough_for_rings_that_are_longer_than_was_asked_for() {
     let io = IoThread::start();

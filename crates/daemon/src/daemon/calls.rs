@@ -15,7 +15,7 @@ use super::StartError;
 
 /// How long a call is waited for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// Calls that may hang at a time. Each costs a thread, and a descriptor.
+/// Calls that may hang at a time, beside those that close an image. Each costs a thread, and a descriptor.
 const MOST: usize = 8;
 
 /// Why nobody waits for a call.
@@ -85,10 +85,13 @@ impl Calls {
     /// Sees to it that what was written is on stable storage, before an image is closed. An image that is given up is open
     /// until that has ended.
     pub(super) fn make_stable(&self, name: &str, disk: &Arc<Disk>) -> Result<(), StartError> {
+        let room = self.look_for_room(&disk.options().driver);
+        room.map_err(|why| StartError::Unanswered(name.to_owned(), why))?;
         self.settle(name, disk, &Settling::default())
     }
 
-    /// The same of an image that is closed, however long that takes.
+    /// The same of an image that is closed, however long that takes and however many others hang: to close it here would be to
+    /// wait for it.
     pub(super) fn settle(&self, name: &str, disk: &Arc<Disk>, settling: &Settling) -> Result<(), StartError> {
         let (of, called, Settling(loss)) = (Arc::clone(disk), name.to_owned(), settling.clone());
         let flush = move || {
@@ -98,7 +101,7 @@ impl Calls {
                 tracing::error!("blockdev '{called}': the last flush failed: {e}");
             }
         };
-        let flushed = self.run(&disk.options().driver, "what was written could not be made stable", flush);
+        let flushed = self.call(&disk.options().driver, "what was written could not be made stable", flush);
         flushed.map_err(|why| StartError::Unanswered(name.to_owned(), why))
     }
 
@@ -115,13 +118,32 @@ impl Calls {
         failed: &'static str,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Unanswered> {
-        let (Some(patience), Driver::File { filename } | Driver::HostDevice { filename }) = (self.patience, driver)
-        else {
-            return Ok(call());
-        };
-        if Arc::strong_count(&self.going) > MOST {
-            return Err(Unanswered::OthersHang);
+        self.look_for_room(driver)?;
+        self.call(driver, failed, call)
+    }
+
+    /// Whether there is room for a call that might hang, if it might.
+    fn look_for_room(&self, driver: &Driver) -> Result<(), Unanswered> {
+        let is_full = Arc::strong_count(&self.going) > MOST;
+        if is_full && self.patience_with(driver).is_some() { Err(Unanswered::OthersHang) } else { Ok(()) }
+    }
+
+    /// How long a call is waited for, and the file that it is waited for.
+    fn patience_with<'a>(&self, driver: &'a Driver) -> Option<(Duration, &'a PathBuf)> {
+        match driver {
+            Driver::File { filename } | Driver::HostDevice { filename } => Some((self.patience?, filename)),
+            Driver::Null { .. } | Driver::Remote(_) => None,
         }
+    }
+
+    /// As [`run`](Self::run), whether there is room or not.
+    fn call<T: Send + 'static>(
+        &self,
+        driver: &Driver,
+        failed: &'static str,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Unanswered> {
+        let Some((patience, filename)) = self.patience_with(driver) else { return Ok(call()) };
         let bounds = Bounds::of_this_thread();
         let (ended, received) = channel();
         let going = Arc::clone(&self.going);
@@ -170,6 +192,12 @@ mod tests {
         calls.limit(Duration::MAX);
         let error = calls.run(&file, "", || ()).unwrap_err().to_string();
         assert!(error.starts_with("8 calls of disks that hang have not ended"), "{error}");
+        // What is closed finds room, and what might stay open does not.
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(512).unwrap();
+        let disk = Disk::open(&Options::new("d", Driver::File { filename: image.path().to_owned() }));
+        let disk = Arc::new(disk.unwrap());
+        assert!(calls.settle("d", &disk, &Settling::default()).is_ok() && calls.make_stable("d", &disk).is_err());
         drop(hung);
         while calls.run(&file, "", || ()).is_err() {
             std::thread::yield_now();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use egret_disk::Driver as DiskDriver;
 use egret_nbd::tls::{ClientCredentials, ServerCredentials};
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{Blockdev, Driver, Endpoint, TlsCreds};
@@ -58,12 +59,20 @@ impl Daemon {
     /// Adds credentials, whose files are read.
     ///
     /// # Errors
-    /// Their name is taken, or a file does not hold what it should.
+    /// Their name is taken, or a file does not hold what it should, or does not answer.
     pub fn add_tls_creds(&mut self, object: TlsCreds) -> Result<(), ChangeError> {
         if self.config.has_object(&object.id) {
             return Err(ChangeError::DuplicateObject(object.id));
         }
-        self.credentials.add(&object)?;
+        let (of, place) = (object.clone(), DiskDriver::File { filename: object.dir.clone().into() });
+        let read = self.calls.run(&place, "credentials could not be read", move || {
+            let mut new = Credentials::default();
+            new.add(&of).map(|()| new)
+        });
+        let Credentials { clients, servers } =
+            read.map_err(|why| StartError::TlsCredsUnanswered(object.id.clone(), why))??;
+        self.credentials.clients.extend(clients);
+        self.credentials.servers.extend(servers);
         self.config.tls_creds.push(object);
         Ok(())
     }

@@ -98,6 +98,9 @@ pub enum StartError {
     /// Credentials cannot be had.
     #[error("tls-creds-x509 '{0}': {1}")]
     TlsCreds(String, #[source] egret_nbd::tls::CredentialsError),
+    /// Their files are not waited for.
+    #[error("tls-creds-x509 '{0}': {1}")]
+    TlsCredsUnanswered(String, #[source] Unanswered),
     /// There is no such user or group as may connect to the NBD server.
     #[error("NBD server: {0}")]
     NbdAccess(#[source] std::io::Error),
@@ -124,6 +127,9 @@ pub enum UnitError {
     /// Its reservations.
     #[error(transparent)]
     PrFile(#[from] PrFileError),
+    /// Their file is not waited for.
+    #[error("pr-file {0}")]
+    Unanswered(#[from] Unanswered),
 }
 
 /// Why a running daemon's objects stay as they are; where QEMU has words for it, in QEMU's words.

@@ -1,5 +1,6 @@
 //! The server that has all exports over NBD.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use egret_export::{NbdAddress, NbdServer, NbdServerConfig};
 use egret_nbd::tls::ServerCredentials;
 use egret_vocabulary::schema::{self, Device, NbdAddr, UnixAddr};
 
+use super::io_threads::iothreads_of;
 use super::{ChangeError, Credentials, Daemon, Deletion, StartError};
 
 /// Starts the server that an object describes.
@@ -62,15 +64,18 @@ impl Daemon {
     /// Ends that: exports over NBD go, whoever uses them, and their socket does.
     ///
     /// # Errors
-    /// NBD is not served. Or an export cannot be [removed](Self::remove_export): then the server is there until it is ended once
-    /// more.
+    /// NBD is not served, or an I/O thread of one of its exports is stuck. Or an export cannot be
+    /// [removed](Self::remove_export): then the server is there until it is ended once more.
     pub fn stop_nbd_server(&mut self) -> Result<(), ChangeError> {
         if self.nbd_server.is_none() {
             return Err(ChangeError::NoNbdServer);
         }
         let is_nbd = |export: &&schema::Export| matches!(export.device, Device::Nbd(_));
         let there = self.config.exports.iter().filter(|export| !self.is_shutting_down(&export.id));
-        let ids: Vec<String> = there.filter(is_nbd).map(|export| export.id.clone()).collect();
+        let there: Vec<_> = there.filter(is_nbd).collect();
+        // Once for all of them: each would wait for its own.
+        self.await_answers(there.iter().copied().flat_map(iothreads_of).collect::<BTreeSet<_>>())?;
+        let ids: Vec<String> = there.iter().map(|export| export.id.clone()).collect();
         for id in ids {
             self.remove_export(&id, Deletion::Hard)?;
         }

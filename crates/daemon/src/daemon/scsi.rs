@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use egret_disk::Disk;
+use egret_disk::{Disk, Driver};
 use egret_export::{ConfigError, DiscardConfig, LogicalUnit, LunConfig, Naa};
 use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::schema::{Export, Lun};
 
+use super::calls::Calls;
 use super::error::UnitError;
 use super::reservations::{self, PrFileError};
 use super::{Daemon, StartError};
@@ -93,7 +94,7 @@ impl Daemon {
                 units.retain(|known| known.pr_file.is_none() || known.pr_file != pr_file);
             }
         }
-        let made = make(config, pr_file.as_deref());
+        let made = make(&self.calls, config, pr_file.as_deref());
         let unit = made.map(Arc::new).map_err(|e| StartError::Unit(export.to_owned(), at, e.into()))?;
         Ok(KeptUnit { unit, pr_file })
     }
@@ -121,9 +122,13 @@ impl Daemon {
     }
 }
 
-fn make(config: LunConfig, pr_file: Option<&Path>) -> Result<LogicalUnit, UnitError> {
+fn make(calls: &Calls, config: LunConfig, pr_file: Option<&Path>) -> Result<LogicalUnit, UnitError> {
     let Some(path) = pr_file else { return Ok(LogicalUnit::new(config)?) };
-    let (registered, keeper) = reservations::open(path, &config)?;
+    let (file, of) = (path.to_owned(), config.clone());
+    let opened = calls.run(&Driver::File { filename: file.clone() }, "its reservations could not be had", move || {
+        reservations::open(&file, &of)
+    });
+    let (registered, keeper) = opened??;
     let unit = LogicalUnit::kept(config, &registered, keeper);
     unit.map_err(|e| match e {
         ConfigError::Reservations => PrFileError::damaged(path, e).into(),

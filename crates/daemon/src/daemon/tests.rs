@@ -1,4 +1,6 @@
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use egret_disk::{Driver as DiskDriver, Limits, Locking, Options};
 use egret_event_loop::ClockReads;
@@ -13,6 +15,10 @@ use serde_json::json;
 
 use super::*;
 use crate::refuse::refuse;
+use peer::{Peer, SET_VRING_ENABLE, Stuck, await_that, kick_ring, words};
+
+#[path = "../../../export/tests/peer/mod.rs"]
+mod peer;
 
 pub(super) fn daemon() -> Daemon {
     Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap()
@@ -701,6 +707,95 @@ fn what_is_about_a_thread_that_is_stuck_fails_and_changes_nothing() {
     daemon.add_export(on("e1", "io1")).unwrap();
     drop(go_on);
     daemon.place_export(on("e0", "io0")).unwrap();
+}
+
+#[test]
+fn clients_that_start_queues_on_a_thread_that_is_stuck_hold_up_no_change() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_io_thread(IoThread::new("io0")).unwrap();
+    for name in ["d0", "d1"] {
+        daemon.add_blockdev(image(at, name)).unwrap();
+    }
+    let mut blk = export(at, "e0", "d0");
+    blk.vhost_user_mut().unwrap().allow_inactive = true;
+    for export in [blk, scsi_export_of(at, "s0", vec![lun(0, "d1")])] {
+        daemon.add_export(Export { iothread: vec!["io0".to_owned()], ..export }).unwrap();
+    }
+    let stuck = Stuck::begin(daemon.io_threads["io0"].handle());
+    let _clients = [("e0", 0), ("s0", 2)].map(|(id, queue)| {
+        let mut peer = Peer(UnixStream::connect(at.join(id)).unwrap());
+        peer.agree();
+        let ring = kick_ring(&mut peer, queue);
+        peer.say(SET_VRING_ENABLE, 0, &words(&[queue, 1]), &[]);
+        (peer, ring)
+    });
+    await_that("their queues to be starting", || daemon.exports.values().all(egret_export::Export::is_in_use));
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.remove_export("e0", Deletion::Safe)), "export 'e0' still in use"),
+        (Box::new(|d| d.set_active(Some("d0"), false)), "blockdev 'd0': rings of export 'e0' run"),
+        (Box::new(|d| d.remove_lun("s0", FIRST)), "export 's0': a queue has not started in 5 s"),
+    ];
+    refused(&mut daemon, attempts);
+    assert_eq!(daemon.resize("d1", 2 << 20).unwrap(), [""; 0]);
+    for id in ["e0", "s0"] {
+        daemon.remove_export(id, Deletion::Hard).unwrap();
+        assert!(daemon.is_shutting_down(id));
+    }
+    assert_eq!(daemon.take_torn_down(), []);
+    assert!(stuck.is(), "somebody has waited for it");
+    drop(stuck);
+    let mut gone = 0;
+    while gone < 2 {
+        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+        gone += daemon.take_torn_down().len();
+    }
+}
+
+#[test]
+fn an_export_over_nbd_on_a_thread_that_is_stuck_goes_when_that_goes_on_and_holds_up_no_change() {
+    let (place, mut daemon) = with_image();
+    serve_over_nbd(&mut daemon, place.path());
+    let stuck = Stuck::begin(daemon.io_threads[DEFAULT_IOTHREAD].handle());
+    let attempt: Attempt<'_> = (Box::new(Daemon::stop_nbd_server), "iothread 'io': it is stuck");
+    refused(&mut daemon, vec![attempt]);
+    daemon.remove_export("n0", Deletion::Safe).unwrap();
+    assert!(daemon.is_shutting_down("n0") && stuck.is(), "somebody has waited for it");
+    drop(stuck);
+    rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+    assert_eq!(daemon.take_torn_down(), [TornDown::Export { id: "n0".into() }]);
+    daemon.stop_nbd_server().unwrap();
+}
+
+#[test]
+fn reservations_and_credentials_in_files_that_do_not_answer_are_not_waited_for() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    let (value, spelling) = keyval::read("null-co,node-name=d0,size=1M", "driver").unwrap();
+    daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
+    daemon.add_export(scsi_export(at, "s0")).unwrap();
+    // Another unit's, so that it is waited for, and what waits for somebody who writes.
+    let (kept, pipe) = (at.join("pr"), at.join("ca-cert.pem"));
+    let taken = std::fs::File::create(&kept).unwrap();
+    rustix::fs::flock(&taken, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    daemon.calls.limit(Duration::from_millis(1));
+    let unit = Lun { pr_file: kept.to_str().unwrap().to_owned(), ..lun(0, "d0") };
+    let creds = TlsCreds::from_value(json!({"id": "t", "dir": at}), Typed).unwrap();
+    let lines = [
+        format!("export 's0': target 0, lun 0: pr-file '{}' does not answer", kept.display()),
+        format!("tls-creds-x509 't': '{}' does not answer: credentials could not be read", at.display()),
+    ];
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.add_lun("s0", unit.clone())), &lines[0]),
+        (Box::new(|d| d.add_tls_creds(creds.clone())), &lines[1]),
+    ];
+    refused(&mut daemon, attempts);
+    // Whoever reads it comes to an end.
+    drop(std::fs::File::options().write(true).open(&pipe).unwrap());
 }
 
 #[test]

@@ -5,8 +5,11 @@ pub mod gate;
 
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use egret_disk::{EngineOptions, EngineSet};
@@ -14,9 +17,10 @@ use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorCh
 use egret_export::{Access, Address, ErrorPolicy, ExportConfig, Kickless, Worker};
 use egret_polling::{Parameters, PolicyKind};
 use egret_virtio::blk::BlkConfig;
-use egret_vring::memory::MemoryRules;
+use egret_vring::memory::{MemoryRules, Region};
 pub use egret_vring::vhost_user::flag::NEED_REPLY;
 pub use egret_vring::vhost_user::request::*;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -62,6 +66,34 @@ impl Drop for IoThread {
     fn drop(&mut self) {
         self.0.send(EventLoop::stop);
         self.1.take().unwrap().join().unwrap();
+    }
+}
+
+/// A loop that takes no turn until this is dropped.
+pub struct Stuck {
+    is: Arc<AtomicBool>,
+    _go_on: Sender<()>,
+}
+
+impl Stuck {
+    /// When this returns it is.
+    pub fn begin(on: &LoopHandle<Worker>) -> Self {
+        let ((begun, begins), (go_on, goes_on)) = (channel(), channel::<()>());
+        let is = Arc::new(AtomicBool::new(true));
+        let theirs = Arc::clone(&is);
+        on.send(move |_| {
+            let _ = begun.send(());
+            // Who waits for it comes to an end, and is found out.
+            let _ = goes_on.recv_timeout(Duration::from_secs(60));
+            theirs.store(false, Ordering::Relaxed);
+        });
+        begins.recv().unwrap();
+        Self { is, _go_on: go_on }
+    }
+
+    /// Whether it is still: nobody has waited for it then.
+    pub fn is(&self) -> bool {
+        self.is.load(Ordering::Relaxed)
     }
 }
 
@@ -143,6 +175,25 @@ impl Peer {
         self.say(request, NEED_REPLY, body, &[]);
         Some(u64::from_ne_bytes(self.hear()?.try_into().unwrap()))
     }
+}
+
+/// Starts a ring, and gives its memory and kick descriptor, which the caller keeps.
+pub fn start_ring(peer: &mut Peer, index: u32) -> (Region, OwnedFd) {
+    let kept = kick_ring(peer, index);
+    assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[index, 1])), Some(0));
+    kept
+}
+
+/// Likewise, but for that it is not enabled.
+pub fn kick_ring(peer: &mut Peer, index: u32) -> (Region, OwnedFd) {
+    let region = Region::anonymous(0, 1 << 20).unwrap();
+    let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let table = [words(&[1, 0]), longs(&[0, region.size, 0, 0])].concat();
+    peer.say(SET_MEM_TABLE, 0, &table, &[region.file.as_fd()]);
+    peer.say(SET_VRING_NUM, 0, &words(&[index, 16]), &[]);
+    peer.say(SET_VRING_ADDR, 0, &[words(&[index, 0]), longs(&[0x1000, 0x2000, 0x3000, 0])].concat(), &[]);
+    peer.say(SET_VRING_KICK, 0, &longs(&[index.into()]), &[kick.as_fd()]);
+    (region, kick)
 }
 
 pub fn words(words: &[u32]) -> Vec<u8> {

@@ -14,7 +14,9 @@ use egret_vring::ring::Piece;
 
 use crate::machine::*;
 use crate::peer::gate::Gate;
-use crate::peer::{ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, await_that, longs, words};
+use crate::peer::{
+    ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_VRING_ENABLE, Stuck, await_that, longs, words,
+};
 
 /// A pause is a part of the time that a change took, and the drain a part of that.
 fn assert_sound(pause: Pause, begun: Nanos) {
@@ -224,6 +226,61 @@ fn a_request_that_does_not_end_makes_a_change_fail_and_keeps_the_queue_where_it_
     assert_eq!(Arc::strong_count(&new), 1, "nobody has come to use it since");
     assert!(export.run_on(&to).unwrap().whole > Nanos::ZERO);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), (0, 2, 0x2a));
+}
+
+#[test]
+fn while_a_queue_starts_on_a_thread_that_is_stuck_its_export_is_in_use_and_whoever_changes_its_queues_is_refused() {
+    let io = [IoThread::start(), IoThread::start()];
+    let old = disk(Nanos::ZERO);
+    let (ours, export) = listening(&io[0], Arc::clone(&old));
+    let mut machine = Machine::new(ours, Layout::Split);
+    let stuck = Stuck::begin(&io[0].0);
+    machine.start_ring_disabled(REQUESTS);
+    machine.peer.say(SET_VRING_ENABLE, NEED_REPLY, &words(&[REQUESTS, 1]), &[]);
+    await_that("a queue to be starting", || export.is_in_use());
+    // Who looks, or tells the guest something, does not wait.
+    assert_eq!((export.has_active_disks(), export.has_running_queues()), (true, false));
+    assert!(!export.resize_lun(FIRST, 64 * MIB).unwrap());
+    let swap = || DiskSwap { old: Arc::clone(&old), new: disk(Nanos::ZERO) };
+    let changes: [&(dyn Fn() -> Result<(), ExportError> + Sync); 4] = [
+        &|| export.run_on(&[io[1].0.clone()]).map(drop),
+        &|| reopen(&[&export], &[swap()]).map(drop),
+        &|| add_late(&export, disk(Nanos::ZERO)),
+        &|| export.remove_lun(FIRST).map(drop),
+    ];
+    thread::scope(|scope| {
+        for refused in changes.map(|change| scope.spawn(change)) {
+            assert!(matches!(refused.join().unwrap(), Err(ExportError::Starts(id)) if id == "e0"));
+        }
+    });
+    assert!(stuck.is(), "somebody has waited for it");
+    drop(stuck);
+    assert_eq!(machine.peer.hear(), Some(longs(&[0])));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    changes.into_iter().for_each(|change| change().unwrap());
+    assert_eq!(export.luns(), [LATE]);
+    assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), POWER_ON);
+}
+
+#[test]
+fn a_session_that_waits_for_a_turn_of_a_thread_that_is_stuck_has_nobody_wait_with_it() {
+    let io = [IoThread::start(), IoThread::start()];
+    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, disk(Nanos::ZERO));
+    let mut machine = Machine::new(ours, Layout::Split);
+    [REQUESTS, REQUESTS + 1].into_iter().for_each(|queue| assert_eq!(machine.start_ring(queue), Some(0)));
+    // Before it is answered, what is in the rings that run is taken in.
+    machine.manage(QUERY_TASK);
+    let stuck = Stuck::begin(&io[1].0);
+    let turns = || io[0].0.counters().read().turns;
+    let before = turns();
+    machine.start_ring_disabled(CONTROL);
+    machine.peer.say(SET_VRING_ENABLE, NEED_REPLY, &words(&[CONTROL, 1]), &[]);
+    // The one that is not stuck is asked first.
+    await_that("a thread to be asked", || turns() > before);
+    assert!(export.is_in_use() && stuck.is(), "somebody has waited for it");
+    drop(stuck);
+    assert_eq!(machine.peer.hear(), Some(longs(&[0])));
+    assert_eq!(machine.managed(), 0, "nobody has the command");
 }
 
 #[test]
