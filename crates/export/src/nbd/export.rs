@@ -174,7 +174,6 @@ impl Drop for Lanes {
             drop(leaving.wait());
             self.shared.has_stopped();
         }
-        self.queries.clear();
     }
 }
 

@@ -92,11 +92,6 @@ impl Queries {
         lock(&self.waiting).retain(|of_one| !of_one[0].is_of(inbox, client));
     }
 
-    /// Forgets those that nobody waits for any more.
-    pub(super) fn clear(&self) {
-        lock(&self.waiting).clear();
-    }
-
     /// Whom they are of, in the order in which they are answered.
     #[cfg(test)]
     pub(super) fn in_order(&self) -> Vec<ClientId> {

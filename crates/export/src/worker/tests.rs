@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 
 use egret_disk::{DebugEvent, DebugRules, Driver as DiskDriver, EngineOptions, InjectError, Options};
 use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice};
-use egret_polling::{Parameters, PolicyKind};
+use egret_polling::{EventKind, Parameters, PolicyKind};
 use egret_virtio::blk::{Blk, BlkConfig};
 use egret_virtio::{Device, RequestType};
 use egret_vring::memory::Region;
@@ -182,6 +182,24 @@ fn a_driver_need_not_kick_a_queue_that_came_to_its_loop_with_requests_once_those
         driver.add(&[Piece { addr: HEADER, len: 16 }], &[answer], 0).unwrap();
         assert!(!driver.publish(), "packed: {packed}");
     }
+}
+
+#[test]
+fn a_wait_that_a_kick_for_nothing_has_ended_was_ended_by_no_queue_as_far_as_policies_are_told() {
+    let mut guest = Guest::new(false, Vec::new());
+    let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+    let kick = rustix::event::eventfd(0, flags).unwrap();
+    guest.worker.fds().kick = Some(PeerFd::new(kick.try_clone().unwrap()));
+    let mut io = event_loop(ClockReads::ByPhase);
+    let id = io.attach(guest.worker.into()).map_err(|(_, e)| e).unwrap();
+    io.wake(id);
+    io.turn().unwrap();
+    io.record_waits(10);
+    rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+    io.turn().unwrap();
+    let waits = io.take_recording(String::new()).unwrap().waits;
+    let kinds: Vec<_> = waits.iter().map(|wait| wait.ended_by).collect();
+    assert_eq!(kinds, [EventKind::Other]);
 }
 
 #[test]

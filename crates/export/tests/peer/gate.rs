@@ -42,17 +42,35 @@ struct State {
     flushed: AtomicUsize,
     /// Whether that waits until it is open, too.
     keeps_flushes: AtomicBool,
+    /// How often it was to be locked.
+    locked: AtomicUsize,
+    /// Whether that waits until it is open, too.
+    keeps_locks: AtomicBool,
 }
 
 impl Gate {
     pub fn new() -> Self {
-        let (is_open, is_full, kept, given, flushed, keeps_flushes) = Default::default();
-        Self(Arc::new(State { is_open, made: Instant::now(), is_full, kept, given, flushed, keeps_flushes }))
+        Self(Arc::new(State {
+            is_open: AtomicBool::default(),
+            made: Instant::now(),
+            is_full: AtomicBool::default(),
+            kept: AtomicUsize::default(),
+            given: Mutex::default(),
+            flushed: AtomicUsize::default(),
+            keeps_flushes: AtomicBool::default(),
+            locked: AtomicUsize::default(),
+            keeps_locks: AtomicBool::default(),
+        }))
     }
 
     /// A disk behind it, of zeroes: a read leaves its memory as it is.
     pub fn disk(&self) -> Arc<Disk> {
         Arc::new(Disk::open(&self.options()).unwrap())
+    }
+
+    /// Likewise one that is locked while rings run.
+    pub fn lockable_disk(&self) -> Arc<Disk> {
+        Arc::new(Disk::open(&Options { allow_inactive: true, ..self.options() }).unwrap())
     }
 
     /// What it is opened with.
@@ -99,6 +117,16 @@ impl Gate {
         self.0.flushed.load(Ordering::Relaxed)
     }
 
+    /// Has locks wait, too, until it is open.
+    pub fn keep_locks(&self) {
+        self.0.keeps_locks.store(true, Ordering::Relaxed);
+    }
+
+    /// How often it was to be locked.
+    pub fn locked(&self) -> usize {
+        self.0.locked.load(Ordering::Relaxed)
+    }
+
     /// Waits until it keeps so many requests.
     pub fn await_kept(&self, many: usize) {
         await_that("requests to be with the disk", || self.0.kept.load(Ordering::Relaxed) == many);
@@ -131,6 +159,14 @@ impl Remote for Gate {
     fn flush(&self) -> Result<(), Errno> {
         self.0.flushed.fetch_add(1, Ordering::Relaxed);
         if self.0.keeps_flushes.load(Ordering::Relaxed) {
+            await_that("the gate to be opened", || self.0.is_open());
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> Result<(), OpenCause> {
+        self.0.locked.fetch_add(1, Ordering::Relaxed);
+        if self.0.keeps_locks.load(Ordering::Relaxed) {
             await_that("the gate to be opened", || self.0.is_open());
         }
         Ok(())

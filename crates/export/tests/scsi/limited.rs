@@ -15,7 +15,7 @@ use crate::machine::*;
 use crate::peer::{
     ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_VRING_ENABLE, await_that, longs, words,
 };
-use crate::waiting::{Sent, ask, response, written};
+use crate::waiting::{ELSEWHERE, Sent, ask, response, two_threads, written};
 
 const BLOCK: u64 = 512;
 const READ_BLOCK: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -51,12 +51,16 @@ fn memory_at(at: u64) -> Vec<u8> {
 
 /// Has a queue take reads in.
 fn read(machine: &mut Machine, export: &Export, at: LunAddress) {
-    for place in 0..READS {
-        let sent = Sent { queue: REQUESTS, place, at, cdb: &READ_BLOCK, data_out: 0, data_in: BLOCK as u32 };
+    read_so_many(machine, export, REQUESTS, at, READS);
+}
+
+fn read_so_many(machine: &mut Machine, export: &Export, queue: u32, at: LunAddress, reads: u64) {
+    for place in 0..reads {
+        let sent = Sent { queue, place, at, cdb: &READ_BLOCK, data_out: 0, data_in: BLOCK as u32 };
         let (readable, writable) = written(machine, &sent);
-        machine.rings[REQUESTS as usize].driver.add(&readable, &writable, 0).unwrap();
+        machine.rings[queue as usize].driver.add(&readable, &writable, 0).unwrap();
     }
-    let ring = &mut machine.rings[REQUESTS as usize];
+    let ring = &mut machine.rings[queue as usize];
     // All at once, and so they are in one turn.
     if ring.driver.publish() {
         ring.kick();
@@ -98,7 +102,12 @@ fn interrupt_until_rings_wait(
 
 /// An export of `FIRST`, which is not limited, and of `LATE`, which is; both have told their news.
 fn beside_a_limited(io: &IoThread) -> (Machine, Export, Arc<Disk>) {
-    let (ours, export) = listening(io, disk(Nanos::ZERO));
+    beside_a_limited_on(&[io])
+}
+
+/// Likewise, with a queue on each of these threads.
+fn beside_a_limited_on(io: &[&IoThread]) -> (Machine, Export, Arc<Disk>) {
+    let (ours, export) = listening_on(io, io.len() as u16, disk(Nanos::ZERO));
     let limited = limited();
     add_late(&export, Arc::clone(&limited)).unwrap();
     let mut machine = Machine::boot(ours, Layout::Split);
@@ -153,6 +162,56 @@ fn a_queue_whose_drains_have_let_go_past_limits_twice_waits_for_them_and_so_do_f
     limited.set_throttle_group(None);
     assert_eq!(machine.answer(), GOOD);
     assert_eq!(machine.managed(), 0);
+}
+
+#[test]
+fn a_queue_goes_on_when_all_that_its_drains_let_go_before_the_last_has_been_made_up_for_and_no_sooner() {
+    let io = IoThread::start();
+    let (mut machine, export, limited) = beside_a_limited(&io);
+    // One, over the brim, and then two a second.
+    let total = Limit { average: 2 * BLOCK, ..Limit::default() };
+    let limits = Limits { bytes: Rates { total, ..Rates::default() }, ..Limits::default() };
+    limited.set_throttle_group(Some(&ThrottleGroup::new("h", limits)));
+    read(&mut machine, &export, LATE);
+    reap(&mut machine);
+    // Now there is room for none.
+    read(&mut machine, &export, LATE);
+    stop_and_go_on(&mut machine);
+    reap(&mut machine);
+    let Debt { owed, made_up } = limited.limits_debt();
+    let before = owed + made_up;
+    read_so_many(&mut machine, &export, REQUESTS, LATE, 1);
+    stop_and_go_on(&mut machine);
+    machine.reap(REQUESTS);
+    let Debt { owed, made_up } = limited.limits_debt();
+    // Where this thread was late there was room for it, and nothing is shown.
+    let waits = owed + made_up > before;
+    await_that("the rings to run", || {
+        let runs = export.has_running_queues();
+        let Debt { made_up, .. } = limited.limits_debt();
+        assert!(!waits || !runs || made_up >= before, "{made_up} of {before}");
+        runs
+    });
+    stop_and_go_on(&mut machine);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+}
+
+#[test]
+fn a_queue_does_not_wait_for_what_drains_of_another_queue_of_its_export_have_let_go() {
+    let [first, second] = two_threads();
+    let (mut machine, export, _) = beside_a_limited_on(&[&first, &second]);
+    // From the second time on it waits.
+    for _ in 0..2 {
+        read_so_many(&mut machine, &export, ELSEWHERE, LATE, READS);
+        assert!(machine.peer.ask(GET_VRING_BASE, &words(&[ELSEWHERE, 0])).is_some());
+        for _ in 0..READS {
+            machine.reap(ELSEWHERE);
+        }
+        machine.start_ring_again(ELSEWHERE);
+    }
+    assert!(machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])).is_some());
+    machine.start_ring_again(REQUESTS);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
 }
 
 #[test]

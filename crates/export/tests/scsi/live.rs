@@ -17,6 +17,7 @@ use crate::peer::gate::Gate;
 use crate::peer::{
     ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_VRING_ENABLE, Stuck, await_that, longs, words,
 };
+use crate::waiting::{ELSEWHERE, Sent, response, send};
 
 /// A pause is a part of the time that a change took, and the drain a part of that.
 fn assert_sound(pause: Pause, begun: Nanos) {
@@ -31,7 +32,8 @@ fn queues_that_move_between_loops_lose_neither_commands_nor_kicks_nor_events() {
 }
 
 fn move_queues(loops: &[IoThread; 3], layout: Layout) {
-    let (mut machine, export) = started_with(&loops[0], disk(Nanos::from_micros(200)), layout);
+    let moved = disk(Nanos::from_micros(200));
+    let (mut machine, export) = started_with(&loops[0], Arc::clone(&moved), layout);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
     for round in 1..=60 {
         let to = &loops[round % 3].0;
@@ -61,6 +63,8 @@ fn move_queues(loops: &[IoThread; 3], layout: Layout) {
     export.run_on(&[loops[2].0.clone()]).unwrap();
     machine.start_ring_again(REQUESTS);
     assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    drop((machine, export));
+    await_that("no loop to have the disk", || Arc::strong_count(&moved) == 1);
 }
 
 /// The place in a packed ring after so many descriptors: its slot, and the wrap counter in bit 15.
@@ -127,6 +131,28 @@ fn a_disk_that_is_exchanged_is_let_go_of_by_every_queue() {
     assert_eq!(Arc::strong_count(&old), 1);
 }
 
+#[test]
+fn a_disk_that_comes_while_another_is_being_locked_is_active_with_it_and_one_that_is_exchanged_then_in_its_place() {
+    for is_exchanged in [false, true] {
+        let (io, slow) = (IoThread::start(), Gate::new());
+        slow.keep_locks();
+        let [first, other] = [&slow, &Gate::new()].map(Gate::lockable_disk);
+        let (ours, export) = listening(&io, Arc::clone(&first));
+        let mut machine = Machine::new(ours, Layout::Split);
+        machine.start_ring_disabled(REQUESTS);
+        machine.peer.say(SET_VRING_ENABLE, NEED_REPLY, &words(&[REQUESTS, 1]), &[]);
+        await_that("the first one to be locked", || slow.locked() == 1);
+        if is_exchanged {
+            reopen(&[&export], &[DiskSwap { old: Arc::clone(&first), new: Arc::clone(&other) }]).unwrap();
+        } else {
+            add_late(&export, Arc::clone(&other)).unwrap();
+        }
+        slow.open();
+        assert_eq!(machine.peer.hear(), Some(longs(&[0])));
+        assert_eq!((first.is_active(), other.is_active()), (!is_exchanged, true));
+    }
+}
+
 /// What an exchange comes to that is tried again where requests have not ended within the time that it waits for them.
 fn reopened(export: &Export, change: DiskSwap) -> Pause {
     let mut pause = None;
@@ -171,15 +197,47 @@ fn a_disk_is_not_exchanged_before_the_last_of_its_queues_is_drained() {
     assert_eq!(machine.answer(), GOOD);
 }
 
-#[test]
-fn what_an_io_thread_cannot_run_stays_as_it_was_everywhere() {
+/// An I/O thread like any other, and one that no disk of Linux AIO can be had on.
+fn loops_of_which_the_second_has_no_linux_aio() -> [IoThread; 2] {
     // More than the system lets anybody have.
-    let loops = [IoThread::start(), IoThread::with_aio_depth(u32::MAX / 2)];
-    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    [IoThread::start(), IoThread::with_aio_depth(u32::MAX / 2)]
+}
+
+/// A disk by threads, and the same by Linux AIO.
+fn threads_and_native(image: &tempfile::NamedTempFile) -> [Options; 2] {
     image.as_file().set_len(64 * MIB).unwrap();
     let driver = Driver::File { filename: image.path().to_owned() };
     let threads = Options { direct: true, ..Options::new("disk", driver) };
-    let native = Options { aio: Aio::Native, ..threads.clone() };
+    [threads.clone(), Options { aio: Aio::Native, ..threads }]
+}
+
+#[test]
+fn what_an_io_thread_cannot_run_is_found_out_before_a_queue_stops_for_that_and_of_no_queue_that_does_not_run() {
+    let (loops, gate) = (loops_of_which_the_second_has_no_linux_aio(), Gate::new());
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let [_, native] = threads_and_native(&image);
+    let (ours, export) = listening_on(&[&loops[0]], 2, Arc::new(Disk::open(&native).unwrap()));
+    add_late(&export, gate.disk()).unwrap();
+    let to = [loops[0].0.clone(), loops[1].0.clone()];
+    assert_eq!(export.run_on(&to).unwrap(), Pause::default());
+    assert_eq!(export.run_on(&to[..1]).unwrap(), Pause::default());
+    let mut machine = Machine::boot(ours, Layout::Split);
+    assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), POWER_ON);
+    let sent = Sent { queue: ELSEWHERE, place: 0, at: LATE, cdb: &READ_BLOCK, data_out: 0, data_in: 512 };
+    send(&mut machine, &sent);
+    gate.await_kept(1);
+    let refused = export.run_on(&to).unwrap_err().to_string();
+    assert!(refused.starts_with("export 'e0': aio=native: "), "{refused}");
+    gate.open();
+    machine.reap(ELSEWHERE);
+    assert_eq!(response(&machine, ELSEWHERE, 0), 0);
+}
+
+#[test]
+fn what_an_io_thread_cannot_run_stays_as_it_was_everywhere() {
+    let loops = loops_of_which_the_second_has_no_linux_aio();
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let [threads, native] = threads_and_native(&image);
     let old = Arc::new(Disk::open(&threads).unwrap());
     let (mut machine, export) = started_with(&loops[1], Arc::clone(&old), Layout::Split);
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
@@ -377,8 +435,7 @@ fn a_disk_that_is_left_while_another_is_written_out_stays_locked_for_who_could_n
     for (comes, goes) in [(false, false), (true, false), (false, true)] {
         let io = IoThread::start();
         let [slow, quick] = [Gate::new(), Gate::new()];
-        let [first, late] = [&slow, &quick]
-            .map(|gate| Arc::new(Disk::open(&Options { allow_inactive: true, ..gate.options() }).unwrap()));
+        let [first, late] = [&slow, &quick].map(Gate::lockable_disk);
         slow.keep_flushes();
         let (mut machine, export) = started_with(&io, first, Layout::Split);
         add_late(&export, Arc::clone(&late)).unwrap();
@@ -406,4 +463,27 @@ fn a_disk_that_is_left_while_another_is_written_out_stays_locked_for_who_could_n
         assert!(machine.peer.hear().is_some());
         assert_eq!((quick.flushed(), late.is_active()), if comes || goes { (1, false) } else { (0, true) });
     }
+}
+
+#[test]
+fn disks_that_could_not_be_written_out_are_kept_side_by_side_unless_they_are_served_here_until_they_are_let_go_of() {
+    let (io, gates) = (IoThread::start(), [Gate::new(), Gate::new()]);
+    let [first, late] = gates.each_ref().map(Gate::lockable_disk);
+    let are_active = || [&first, &late].map(|disk| disk.is_active());
+    let (mut machine, export) = started_with(&io, Arc::clone(&first), Layout::Split);
+    assert!(export.keep(first.activate().unwrap()).is_none());
+    add_late(&export, Arc::clone(&late)).unwrap();
+    for queue in [CONTROL, EVENTS, REQUESTS] {
+        assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
+    }
+    assert_eq!(are_active(), [false; 2], "whoever serves them has them written out");
+    for disk in [&first, &late] {
+        assert!(export.keep(disk.activate().unwrap()).is_none());
+    }
+    assert_eq!(are_active(), [true; 2]);
+    export.let_go(&first);
+    assert_eq!(are_active(), [false, true]);
+    export.let_go(&late);
+    assert!(!late.is_active());
+    assert!(export.keep(disk(Nanos::ZERO).activate().unwrap()).is_some(), "it has no such disk");
 }

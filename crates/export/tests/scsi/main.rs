@@ -14,8 +14,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Export, ExportError};
+use egret_export::{Export, ExportError, OpStats, QueueStats};
+use egret_virtio::RequestType;
 use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
 use egret_vring::ring::{InflightConfig, PACKED_BASE};
@@ -55,6 +57,29 @@ fn a_unit_that_comes_while_the_queues_run_is_told_of_served_resized_and_taken_aw
     assert_eq!(machine.command(LATE, &READ, 4096), BAD_TARGET);
     assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
     assert!(export.stats().total().requests > 6);
+}
+
+#[test]
+fn what_was_counted_for_a_unit_s_disk_is_of_that_unit_alone_and_goes_with_it() {
+    let io = IoThread::start();
+    let (mut machine, export) = started(&io, Nanos::ZERO);
+    let null = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
+    let reads = |node: &str| {
+        let mut sum = QueueStats::default();
+        export.queues().iter().for_each(|queue| queue.add_of_disk_to(node, &mut sum));
+        sum.op(RequestType::Read)
+    };
+    let read = |times| OpStats { requests: times, bytes: 4096 * times, errors: 0 };
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    for times in [2, 1] {
+        add_late(&export, Arc::new(Disk::open(&Options::new("late", null.clone())).unwrap())).unwrap();
+        while machine.command(LATE, &TEST_UNIT_READY, 0) != GOOD {}
+        (0..times).for_each(|_| assert_eq!(machine.command(LATE, &READ, 4096), GOOD));
+        assert_eq!([reads("null"), reads("late")], [read(1), read(times)]);
+        drop(export.remove_lun(LATE).unwrap().wait());
+        assert_eq!(reads("late"), read(0));
+    }
 }
 
 #[test]

@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Limit, Limits, Options, Rates, ThrottleGroup};
 use egret_event_loop::Nanos;
-use egret_export::IoStatus;
+use egret_export::{ExportError, IoStatus};
 use rustix::io::Errno;
 
 use crate::machine::*;
 use crate::peer::await_that;
+use crate::peer::gate::Gate;
 use crate::stopped::{
     COMPARE_AND_WRITE, RESERVATION_CONFLICT, Shared, WRITE, failing_writes, reserve_out, run_with, send_with, status,
 };
-use crate::waiting::{Sent, response, written};
+use crate::waiting::{Sent, response, send, written};
 
 /// So many writes, as a ring has room for.
 const MANY: u64 = 5;
@@ -101,6 +102,37 @@ fn a_compare_and_write_compares_before_writes_that_wait_for_limits_and_those_are
         assert_eq!(run_with(&mut shared.machines[1], &alone, &[1; 1024]), MISCOMPARE);
     }
     assert_eq!(shared.exports[0].stats().in_flight, MANY - 1);
+    set_limits(&shared, None);
+    end_alike(&mut shared, 0);
+}
+
+#[test]
+fn a_queue_that_was_called_in_vain_for_another_unit_is_called_again_for_what_waits_for_limits() {
+    const MISCOMPARE: u8 = 2;
+    let (gate, beside) = (Gate::new(), unit("beside"));
+    let kept = gate.disk();
+    let mut shared = limited(&write(1), &[0; 512]);
+    for export in &shared.exports {
+        let activate = |disk: &Arc<Disk>| disk.activate().map_err(|e| ExportError::Disk("beside".to_owned(), e.into()));
+        export.add_lun(LATE, Arc::clone(&beside), Arc::clone(&kept), activate).unwrap();
+    }
+    let [first, second] = &mut shared.machines;
+    while first.command(LATE, &TEST_UNIT_READY, 0) != GOOD {}
+    for at in [FIRST, LATE] {
+        while second.command(at, &TEST_UNIT_READY, 0) != GOOD {}
+    }
+    // One waits with its disk, and the other for it; what waits for limits is of the first unit.
+    send(first, &Sent { queue: REQUESTS, place: 6, at: LATE, cdb: &WRITE, data_out: 512, data_in: 0 });
+    gate.await_kept(1);
+    send(second, &Sent { queue: REQUESTS, place: 6, at: LATE, cdb: &COMPARE_AND_WRITE, data_out: 1024, data_in: 0 });
+    await_that("it to wait", || shared.exports[1].stats().in_flight == 1);
+    // The first guest's queue has looked.
+    (0..2).for_each(|_| shared.io[0].0.call(|_| ()).unwrap());
+    gate.open();
+    for machine in [&mut *first, &mut *second] {
+        machine.reap(REQUESTS);
+    }
+    assert_eq!(run_with(second, &COMPARE_AND_WRITE, &[1; 1024]), MISCOMPARE);
     set_limits(&shared, None);
     end_alike(&mut shared, 0);
 }

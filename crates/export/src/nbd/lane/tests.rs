@@ -9,7 +9,7 @@ use egret_disk::{
     BlockLimits, Blocks, DebugEvent, DebugRules, Driver, Engine, EngineError, EngineOptions, InjectError, IoType,
     Limit, Limits, OpenCause, Options, Rates, Remote, RemoteDisk, RemoteKind, Shape, ThrottleGroup,
 };
-use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice};
+use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice, clock};
 use egret_nbd::Channel;
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
 use egret_polling::{EventKind, Parameters, PolicyKind};
@@ -213,15 +213,18 @@ const NEVER: Nanos = Nanos::from_millis(1 << 40);
 
 #[test]
 fn a_client_that_says_something_and_is_gone_at_once_is_found_gone() {
-    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
-    let mut client = fixture.connect(Vec::new());
-    fixture.await_clients(1);
-    while fixture.goes_on() {}
-    // One event tells of both.
-    client.write_all(&request(0, command::READ, 0)).unwrap();
-    drop(client);
-    while fixture.lane().clients.iter().any(Option::is_some) {
-        fixture.io.turn().unwrap();
+    // Something that is answered, and something that is not.
+    for len in [28, 10] {
+        let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+        let mut client = fixture.connect(Vec::new());
+        fixture.await_clients(1);
+        while fixture.goes_on() {}
+        // One event tells of both.
+        client.write_all(&request(0, command::READ, 0)[..len]).unwrap();
+        drop(client);
+        while fixture.lane().clients.iter().any(Option::is_some) {
+            fixture.io.turn().unwrap();
+        }
     }
 }
 
@@ -368,6 +371,26 @@ fn a_request_that_is_done_in_parts_counts_once_against_limits() {
 }
 
 #[test]
+fn requests_of_one_part_count_against_limits_whether_they_read_or_write() {
+    const MANY: usize = 16;
+    let write = [request(0, command::WRITE, 512), vec![1; 512]].concat();
+    for (asked, answer) in [(request(0, command::READ, 512), 16 + 512), (write, 16)] {
+        let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+        // Four, one over the brim, and then one a second.
+        let total = Limit { average: 1, burst: 4, burst_seconds: 1 };
+        let limits = Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() };
+        fixture.lane().core.disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+        let mut client = fixture.connect(asked.repeat(MANY));
+        for _ in 0..8 {
+            fixture.io.wake(fixture.id);
+            fixture.io.turn().unwrap();
+        }
+        let answered = heard(&mut client) / answer;
+        assert!((1..MANY).contains(&answered), "{answered} were answered");
+    }
+}
+
+#[test]
 fn nothing_is_begun_behind_a_read_whose_data_comes_without_its_place_before_the_last_of_it_is_back() {
     // Longer than turns are, in which a client has so much work and no more.
     let slow = Driver::Null { size: 64 << 20, latency: Nanos::from_millis(20), read_zeroes: false };
@@ -392,6 +415,17 @@ fn the_data_of_a_client_and_of_all_of_a_lane_takes_so_much_memory_and_each_has_a
         while fixture.goes_on() {}
         assert_eq!(fixture.lane().core.pool.taken(), mib * MIB, "{clients} clients");
     }
+}
+
+#[test]
+fn what_takes_no_memory_waits_for_none() {
+    const CLIENTS: usize = 20;
+    let mut fixture = Fixture::of_zeroes(NEVER);
+    let asked = [request(0, command::READ, PART), request(0, command::FLUSH, 0)].concat();
+    let _clients: Vec<_> = (0..CLIENTS).map(|_| fixture.connect(asked.clone())).collect();
+    fixture.await_clients(CLIENTS);
+    while fixture.goes_on() {}
+    assert_eq!(fixture.lane().core.parts.len(), 2 * CLIENTS);
 }
 
 #[test]
@@ -455,6 +489,7 @@ fn what_is_done_for_a_client_that_does_not_wait_for_it_is_counted() {
         (write(4096, 512), 0, 0),
     ] {
         for latency in [Nanos::ZERO, Nanos::from_millis(50)] {
+            let begun = clock::now();
             let mut fixture = Fixture::of_zeroes(latency);
             let mut client = fixture.connect(asked.clone());
             fixture.await_clients(1);
@@ -466,6 +501,8 @@ fn what_is_done_for_a_client_that_does_not_wait_for_it_is_counted() {
             }
             let expected = (requests > 0).then_some((RequestType::Write, requests, bytes as u64, 0));
             assert_eq!(counted(&mut fixture), Vec::from_iter(expected), "{requests} of {bytes}, {latency}");
+            let longest = fixture.lane().core.counters.read().latency().map_or(Nanos::ZERO, |all| all.longest());
+            assert!(longest <= clock::now() - begun, "{longest}");
         }
     }
     let mut fixture = Fixture::of_zeroes(Nanos::from_millis(50));
@@ -625,7 +662,10 @@ fn questions_are_forgotten_of_the_client_that_is_gone_and_not_of_another_lane_s_
         queries.ask(Query { inbox, client, command: 0, disk, offset: 0, len: 512, one: true });
     }
     queries.forget(&inboxes[0], ids[0]);
+    let is_answering = queries.is_answering();
+    assert!(!is_answering.load(Ordering::Acquire));
     assert_eq!(queries.in_order(), [ids[1], ids[0], ids[1]]);
+    assert!(is_answering.load(Ordering::Acquire), "one of these, as far as others are told");
 }
 
 #[test]

@@ -36,27 +36,40 @@ impl Machine {
 
     /// One whose export does this about errors.
     fn with(errors: &Arc<ErrorHandling>, disk: Arc<Disk>) -> Self {
-        Self::recorded(errors, disk, None)
+        Self::made(64, None, errors, disk, None)
     }
 
     /// Likewise, with a record of what is in flight.
-    fn recorded(errors: &Arc<ErrorHandling>, disk: Arc<Disk>, inflight: Option<&Inflight>) -> Self {
-        let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 64 }, "e").unwrap();
+    fn recorded(errors: &Arc<ErrorHandling>, disk: Arc<Disk>, inflight: &Inflight) -> Self {
+        Self::made(64, None, errors, disk, Some(inflight))
+    }
+
+    /// Likewise, with rings of so many descriptors, and one that requests are kicked by: without it a timer has them looked at.
+    fn made(
+        queue_size: u16,
+        kick: Option<PeerFd>,
+        errors: &Arc<ErrorHandling>,
+        disk: Arc<Disk>,
+        inflight: Option<&Inflight>,
+    ) -> Self {
+        let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size }, "e").unwrap();
         let unit =
             LogicalUnit::new(LunConfig { capacity_bytes: SIZE, serial: "e".into(), ..LunConfig::default() }).unwrap();
         scsi.add(scsi.prepare(UNIT, Arc::new(unit)).unwrap()).unwrap();
         let mut io = event_loop(ClockReads::ByPhase);
-        let mut queue = |index, disks| {
-            let model = Arc::clone(&scsi).model(index, 64);
-            let mut guest = Guest::with(model, shape(false), Arc::clone(errors), disks);
+        let mut queue = |index, kick, disks| {
+            let model = Arc::clone(&scsi).model(index, queue_size);
+            let shape = DriverConfig { size: queue_size, ..shape(false) };
+            let mut guest = Guest::with(model, shape, Arc::clone(errors), disks);
+            guest.worker.fds().kick = kick;
             guest.worker.set_home(LoopHandle::new(&io));
             let record = inflight.and_then(|inflight| inflight.queue(index));
             guest.worker.queue = guest.driver.queue().start_recorded(&guest.memory, record).unwrap();
             let id = io.attach(guest.worker.into()).map_err(|(_, e)| e).unwrap();
             ((guest.memory, guest.driver), id)
         };
-        let (control, control_id) = queue(0, Vec::new());
-        let (requests, id) = queue(2, vec![Some(disk)]);
+        let (control, control_id) = queue(0, None, Vec::new());
+        let (requests, id) = queue(2, kick, vec![Some(disk)]);
         let mut machine = Self { io, control, requests, control_id, id };
         // TEST UNIT READY: a unit attention.
         machine.send(0, &[0; 6]);
@@ -143,6 +156,15 @@ fn slow_disk() -> Arc<Disk> {
     Arc::new(Disk::open(&Options::new("slow", null)).unwrap())
 }
 
+/// One that has room for one request, and for the next when any test is over.
+fn limited_disk() -> Arc<Disk> {
+    let disk = null_disk();
+    let total = Limit { average: 1, ..Limit::default() };
+    let limits = Limits { bytes: Rates { total, ..Rates::default() }, ..Limits::default() };
+    disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    disk
+}
+
 #[test]
 fn a_function_that_comes_while_a_queue_is_paused_finds_the_command_that_lies_in_its_ring() {
     for moves in [false, true] {
@@ -219,7 +241,7 @@ fn a_function_about_what_may_be_in_the_ring_of_a_queue_that_stops_for_good_is_le
         let record = Region::anonymous(0, config.bytes()).unwrap().file;
         let inflight = Inflight::map(&record, 0, config.bytes(), config).unwrap();
         let errors = ErrorHandling::new("e", ErrorPolicy::default());
-        let mut machine = Machine::recorded(&errors, slow_disk(), Some(&inflight));
+        let mut machine = Machine::recorded(&errors, slow_disk(), &inflight);
         let (id, control_id) = (machine.id, machine.control_id);
         queue(&mut machine.io, control_id).leave(Leave::Nothing);
         let (to, stopped) = channel();
@@ -247,6 +269,21 @@ fn a_function_about_what_may_be_in_the_ring_of_a_queue_that_stops_for_good_is_le
         let is_left = inflight.queue(0).unwrap().is_busy();
         assert_eq!((machine.managed(answer), is_left), (NOTHING, true), "looks: {looks}");
     }
+}
+
+#[test]
+fn a_function_does_not_wait_for_a_queue_that_no_loop_takes_back() {
+    let mut machine = Machine::new(slow_disk());
+    let (to, stopped) = channel();
+    machine.io.detach(machine.id, move |worker| to.send(worker).unwrap());
+    machine.read(1);
+    let answer = machine.manage(ABORT_TASK, 1);
+    machine.turns();
+    assert_eq!(machine.managed(answer), NOTHING, "it may go on elsewhere");
+    let mut worker: Worker = stopped.try_recv().expect("nothing is in flight");
+    worker.strand();
+    machine.turns();
+    assert_eq!((machine.managed(answer), machine.response(1)), (OK, 0));
 }
 
 /// Nothing else makes room: the disk fails, and nobody has the export go on.
@@ -301,12 +338,7 @@ fn a_function_ends_what_waits_for_a_failed_disk_though_there_is_no_room_to_pop_t
 /// Nothing else makes room: what is in flight waits for its disk's limits, longer than any test.
 #[test]
 fn a_function_ends_what_waits_for_limits_though_there_is_no_room_to_pop_the_rest_of_its_ring() {
-    let driver = DiskDriver::Null { size: SIZE, latency: Nanos::ZERO, read_zeroes: false };
-    let disk = Arc::new(Disk::open(&Options::new("limited", driver)).unwrap());
-    let total = Limit { average: 1, ..Limit::default() };
-    let limits = Limits { bytes: Rates { total, ..Rates::default() }, ..Limits::default() };
-    disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
-    let mut machine = Machine::new(disk);
+    let mut machine = Machine::new(limited_disk());
     let id = machine.id;
     machine.read(1);
     assert_eq!(machine.await_used(), 1, "there is room for one");
@@ -323,6 +355,30 @@ fn a_function_ends_what_waits_for_limits_though_there_is_no_room_to_pop_the_rest
     machine.turns();
     assert_eq!(machine.managed(answer), OK);
     assert!(!queue(&mut machine.io, id).keeps_places, "nobody waits for them in the limits");
+}
+
+/// More than are taken up again in one turn, of a queue that nothing else wakes.
+#[test]
+fn a_function_ends_all_that_waits_for_limits_in_as_many_turns_as_that_takes_and_no_places_are_kept_for_it() {
+    const MANY: u64 = 150;
+    let kick = PeerFd::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap());
+    let errors = ErrorHandling::new("e", ErrorPolicy::default());
+    let mut machine = Machine::made(512, Some(kick), &errors, limited_disk(), None);
+    let id = machine.id;
+    (1..=MANY).for_each(|tag| machine.read(tag));
+    machine.turns();
+    assert_eq!(machine.requests.1.reap().unwrap().map(|used| used.token), Some(1), "there is room for one");
+    assert_eq!(queue(&mut machine.io, id).counters.in_flight.get(), MANY - 1);
+    let answer = machine.manage(ABORT_TASK_SET, 0);
+    for _ in 0..8 {
+        machine.io.wake(machine.control_id);
+        machine.io.turn().unwrap();
+    }
+    assert_eq!(queue(&mut machine.io, id).counters.in_flight.get(), 0);
+    assert_eq!(machine.managed(answer), OK);
+    let worker = queue(&mut machine.io, id);
+    let (keeps_places, slot) = (worker.keeps_places, worker.disks.slot(DiskKey(0)).unwrap());
+    assert!(!keeps_places && !machine.io.backend().keep_places(slot, |_| true), "nobody waits for them");
 }
 
 #[test]
