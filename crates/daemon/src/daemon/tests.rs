@@ -1,4 +1,5 @@
 use std::path::Path;
+use std::time::Duration;
 
 use egret_disk::{Driver as DiskDriver, Limits, Locking, Options};
 use egret_event_loop::ClockReads;
@@ -836,6 +837,40 @@ fn a_blockdev_that_cannot_be_opened_otherwise_stays_open_without_locks_and_is_in
     daemon.add_fd(Some(0), open().into(), None).unwrap();
     daemon.add_export(writer("e0", "d0")).unwrap();
     assert!(!is_free("d0"));
+}
+
+#[test]
+fn an_image_that_nobody_could_make_stable_because_others_hang_stays_open_and_locked_until_that_can_be_tried() {
+    let (place, mut daemon) = with_image();
+    let at = place.path();
+    let file = DiskDriver::File { filename: at.join("d0.img") };
+    let is_free = || {
+        let options = Options::new("other", file.clone());
+        Disk::open(&Options { locking: Locking::On, ..options }).is_ok()
+    };
+    let (value, spelling) = keyval::read("raw,node-name=r,file=d0", "driver").unwrap();
+    daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
+    daemon.add_export(Export { writable: true, ..export(at, "e0", "d0") }).unwrap();
+    daemon.calls.limit(Duration::from_millis(1));
+    let mut hung = Vec::new();
+    let no_room = loop {
+        let (well, is_well) = std::sync::mpsc::channel::<()>();
+        match daemon.calls.run(&file, "it could not be had", move || is_well.recv()) {
+            Err(calls::Unanswered::Hangs { .. }) => hung.push(well),
+            other => break other,
+        }
+    };
+    assert!(matches!(no_room, Err(calls::Unanswered::OthersHang)));
+    daemon.calls.limit(Duration::MAX);
+    daemon.remove_export("e0", Deletion::Safe).unwrap();
+    daemon.take_torn_down();
+    assert!(daemon.disks.contains_key("d0") && !is_free());
+    drop(hung);
+    while daemon.calls.run(&file, "", || ()).is_err() {
+        std::thread::yield_now();
+    }
+    daemon.add_blockdev(image(at, "d1")).unwrap();
+    assert!(!daemon.disks.contains_key("d0") && is_free());
 }
 
 #[test]
