@@ -26,7 +26,7 @@ use crate::lock;
 use crate::options::{Aio, Discard, Options};
 use crate::remote::RemoteDisk;
 use crate::request::Op;
-use crate::syncs::Syncs;
+use crate::syncs::{FlushError, Syncs};
 use crate::throttle::{Debt, Direction, Throttle, ThrottleGroup};
 pub use predecessor::Loss;
 use predecessor::Predecessor;
@@ -51,7 +51,7 @@ pub struct Disk {
     failures: OnceLock<Arc<FailureLog>>,
     /// Errors that are injected on purpose.
     pub(crate) blkdebug: Option<Box<Blkdebug>>,
-    /// Those of what [may be cached](Self::may_be_cached); and what was lost, wherever requests go.
+    /// Those of what [may be cached](Self::may_be_cached), and of a remote disk; and what was lost, wherever requests go.
     syncs: Syncs,
     /// The one whose place it has taken.
     predecessor: Predecessor,
@@ -110,7 +110,7 @@ impl Disk {
             Backing::File(file) => geometry::size(file, false)?,
             Backing::Device(file) => geometry::size(file, true)?,
             Backing::Null { .. } => return Ok(self.size()),
-            Backing::Remote(remote) => remote.ask_size()?,
+            Backing::Remote(remote) => self.ask_size(remote)?,
         };
         Ok(self.adopt_size(size))
     }
@@ -151,11 +151,21 @@ impl Disk {
         }
         // Somebody else may have made it longer than is known here.
         if let Backing::Remote(remote) = &self.backing
-            && remote.ask_size()? < bytes
+            && self.ask_size(remote)? < bytes
         {
             remote.resize(bytes)?;
         }
         self.refresh_size()
+    }
+
+    /// Asks for the size of a remote disk, which may have to be flushed before.
+    fn ask_size(&self, remote: &RemoteDisk) -> io::Result<u64> {
+        loop {
+            match remote.ask_size() {
+                Err(e) if e.kind() == io::ErrorKind::ResourceBusy => self.sync_unasked()?,
+                asked => return asked,
+            }
+        }
     }
 
     /// Whether it is a device that has less than `bytes` now, whatever it had: one that was taken away has none.
@@ -169,7 +179,7 @@ impl Disk {
     ///
     /// # Errors
     ///
-    /// What `fdatasync` says, or said before where that [lost writes](Self::has_lost_writes).
+    /// What `fdatasync` or a server says, or said before where that [lost writes](Self::has_lost_writes).
     pub fn flush(&self) -> io::Result<()> {
         let synced = if self.ignores_flushes() { self.settle() } else { self.sync_unasked() };
         synced.map_err(io::Error::from)
@@ -187,15 +197,22 @@ impl Disk {
     /// The same where no guest has asked, and none is told.
     fn sync_unasked(&self) -> Result<(), Errno> {
         self.settle()?;
+        let is_remote = matches!(self.backing, Backing::Remote(_));
+        if !self.may_be_cached() && !is_remote {
+            return self.sync_once().map_err(|e| e.errno);
+        }
         // Before anybody can see that there is a loss.
-        let once = || self.sync_once().inspect_err(|_| self.keep_untold());
-        if self.may_be_cached() { self.syncs.run(once) } else { self.sync_once() }
+        self.syncs.run(|| self.sync_once().inspect_err(|_| self.keep_untold()))
     }
 
     /// The same, whatever was lost before.
-    fn sync_once(&self) -> Result<(), Errno> {
+    fn sync_once(&self) -> Result<(), FlushError> {
         match &self.backing {
-            Backing::File(file) | Backing::Device(file) => rustix::fs::fdatasync(file),
+            Backing::File(file) | Backing::Device(file) => {
+                // Who was interrupted was not told yet.
+                let failed = |errno| FlushError { errno, is_loss: errno != Errno::INTR };
+                rustix::fs::fdatasync(file).map_err(failed)
+            }
             Backing::Null { .. } => Ok(()),
             Backing::Remote(remote) => remote.flush(),
         }
@@ -209,8 +226,8 @@ impl Disk {
         }
     }
 
-    /// Whether writes are lost, because a flush failed where the page cache may have had them, or that of a disk in whose place this one is: no
-    /// flush succeeds until the disk is [reopened](Self::reopen).
+    /// Whether writes are lost, because a flush failed where the page cache may have had them, or a server, or that of a disk in whose place this
+    /// one is: no flush succeeds until the disk is [reopened](Self::reopen).
     pub fn has_lost_writes(&self) -> bool {
         self.syncs.lost().is_some()
     }

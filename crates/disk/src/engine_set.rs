@@ -246,8 +246,19 @@ impl EngineSet {
                 self.answers.push_back((slot, Ended { completion, failed: None }));
                 return;
             }
+            Verdict::Lost(errno) => return self.refuse(job, errno),
         };
         self.give(kind, job);
+    }
+
+    /// Ends a flush of a disk that has lost writes.
+    #[cold]
+    fn refuse(&mut self, mut job: Box<Job>, errno: Errno) {
+        self.counters.answered.add(1);
+        let slot = job.slot;
+        job.result = Err(errno);
+        let failed = failure(&self.slots, &mut job, errno);
+        self.answers.push_back((slot, Ended { completion: completion(job, &mut self.spare), failed }));
     }
 
     #[inline]

@@ -77,6 +77,7 @@ pub use remote::{Remote, RemoteDisk, Shape};
 pub use request::{Completion, Ended, FailedRequest, Op, Request, RequestToken};
 pub use slab::Slab;
 pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
+pub use syncs::FlushError;
 pub use throttle::{Debt, LARGEST_LIMIT, Limit, Limits, LimitsError, Rates, ThrottleGroup};
 
 #[cfg(test)]

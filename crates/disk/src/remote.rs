@@ -10,12 +10,12 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use egret_event_loop::EventNotifier;
-use rustix::io::Errno;
 
 use crate::engine::Engine;
 use crate::error::{EngineError, OpenCause};
 use crate::geometry::{Blocks, Limits};
 use crate::options::RemoteKind;
+use crate::syncs::FlushError;
 
 /// A disk of another crate's.
 ///
@@ -57,7 +57,8 @@ pub trait Remote: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// There is no answer.
+    /// There is no answer; or [`ResourceBusy`](io::ErrorKind::ResourceBusy), where what was written is to be
+    /// [flushed](Self::flush) before, because nothing could be afterwards.
     fn ask_size(&self) -> io::Result<u64>;
 
     /// Has a notifier set when somebody else has changed its size, where the driver is told of that: from here on, and at once
@@ -84,12 +85,12 @@ pub trait Remote: Any + fmt::Debug + Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Makes stable what was completed.
+    /// Makes stable what was completed. One caller at a time does.
     ///
     /// # Errors
     ///
-    /// What the other side says.
-    fn flush(&self) -> Result<(), Errno>;
+    /// What the other side says, and whether that is a loss. What is lost the next flush is not for.
+    fn flush(&self) -> Result<(), FlushError>;
 
     /// Has nobody else write to it from here on, where the driver can see to that, and forgets what it knows of what is in
     /// it. Tries once.

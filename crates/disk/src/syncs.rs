@@ -1,4 +1,4 @@
-//! Syncs of what the page cache may hold: in turns, so that each learns what it has lost.
+//! Syncs of what the page cache may hold, or a server: in turns, so that each learns what it has lost.
 //!
 //! Linux marks pages clean that it could not write, and says so to each open file once. Of two syncs at the same time one
 //! would be told, and the other that all is well; and nobody would ever write those pages again. So they go one after the
@@ -17,6 +17,22 @@ use rustix::io::Errno;
 
 use crate::sync::{AtomicI32, AtomicU64, Mutex, Ordering};
 
+/// What a sync says that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlushError {
+    /// Why.
+    pub errno: Errno,
+    /// Whether what was written is lost, so that another one that succeeds would say nothing of it.
+    pub is_loss: bool,
+}
+
+impl FlushError {
+    /// Another one is for all that this one was for.
+    pub const fn again(errno: Errno) -> Self {
+        Self { errno, is_loss: false }
+    }
+}
+
 /// See the module's description.
 #[derive(Default)]
 pub(crate) struct Syncs {
@@ -24,7 +40,7 @@ pub(crate) struct Syncs {
     asked: AtomicU64,
     /// How many of those were served, counted as they were asked for. Locked by the one whose turn it is.
     served: Mutex<u64>,
-    /// What the sync said that failed; 0 if none did.
+    /// What the sync said that lost something; 0 if none did.
     lost: AtomicI32,
 }
 
@@ -33,8 +49,8 @@ impl Syncs {
     ///
     /// # Errors
     ///
-    /// What `sync` says, or said when it failed once.
-    pub(crate) fn run(&self, sync: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
+    /// What `sync` says, or said when it lost something once.
+    pub(crate) fn run(&self, sync: impl FnOnce() -> Result<(), FlushError>) -> Result<(), Errno> {
         let own = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
         let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(errno) = self.lost() {
@@ -44,14 +60,14 @@ impl Syncs {
             return Ok(());
         }
         let asked = self.asked.load(Ordering::SeqCst);
-        let synced = sync();
-        match synced {
-            Ok(()) => *served = asked,
-            // Nothing was told yet.
-            Err(Errno::INTR) => {}
-            Err(errno) => self.lose(errno),
-        }
-        synced
+        sync().map_err(|FlushError { errno, is_loss }| {
+            if is_loss {
+                self.lose(errno);
+            }
+            errno
+        })?;
+        *served = asked;
+        Ok(())
     }
 
     /// Writes are lost that no sync here would tell of.
@@ -59,7 +75,7 @@ impl Syncs {
         self.lost.store(errno.raw_os_error(), Ordering::Release);
     }
 
-    /// Why the page cache has lost writes, if it has.
+    /// Why writes are lost, if some are.
     pub(crate) fn lost(&self) -> Option<Errno> {
         Some(self.lost.load(Ordering::Acquire)).filter(|errno| *errno != 0).map(Errno::from_raw_os_error)
     }

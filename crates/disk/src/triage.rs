@@ -22,6 +22,8 @@ const LOOK: u64 = 64 << 10;
 pub(crate) enum Verdict {
     /// None: the request has this result already.
     Answered(Result<(), Errno>),
+    /// None: it is a flush of a disk that has lost writes, and fails as if the disk had been asked.
+    Lost(Errno),
     /// The disk's engine.
     Engine,
     /// A worker, which can do anything.
@@ -94,7 +96,13 @@ fn remote(disk: &Disk, Job { request, settles, is_to_be_stable, .. }: &mut Job) 
             *settles = true;
             return Verdict::Worker;
         }
-        Op::Flush => true,
+        Op::Flush => {
+            // It may have lost something since it was attached, perhaps where there are no workers.
+            if let Err(errno) = disk.sync_predecessor() {
+                return Verdict::Lost(errno);
+            }
+            true
+        }
         _ if request.len == 0 => false,
         Op::Read => true,
         Op::Write { fua } => {

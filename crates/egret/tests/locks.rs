@@ -18,6 +18,7 @@ use support::attacker::{Ask, Attacker, DATA, Device, Variant};
 use support::disk::Disk;
 use support::fate::Fate;
 use support::guest::{Guest, REGION, Share};
+use support::nbd::{NbdServer, has_servers_or_skips};
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
@@ -349,21 +350,50 @@ fn a_loss_that_is_found_when_rings_stop_is_told_to_the_guest_before_a_reopening_
         let mut here = disk.host(&scratch, no_flush, export);
         let mut guest = Attacker::boot_flushing(&here.socket, Variant::PLAIN, REGION);
         disk.lose_what_is_written_by(&mut guest);
-        guest.wire.ask(GET_VRING_BASE, &guest.which()).expect("its base");
-        await_that("a line in the log", || !here.server.complaints().is_empty());
-        let said = here.server.complaints();
-        assert!(said[0].contains("blockdev 'd0' stays locked: the last flush failed"), "{said:?}");
-
-        disk.reopen(&mut here);
-        let base = u32s(&[0, guest.made() as u32]);
-        assert_eq!(guest.wire.order(SET_VRING_BASE, &base, &[]).expect("an answer"), 0);
-        let kick = guest.signals.kick.as_ref().expect("it kicks").as_fd();
-        assert_eq!(guest.wire.order(SET_VRING_KICK, &guest.which(), &[kick]).expect("an answer"), 0);
-        assert_ne!(ended(&mut guest, Ask::Flush, &[]), 0, "no flush has failed yet");
-        assert_ne!(ended(&mut guest, Ask::Flush, &[]), 0, "nor has it been lifted");
-        disk.reopen(&mut here);
-        assert_eq!(ended(&mut guest, Ask::Flush, &[]), 0);
+        is_told_of_what_is_lost_when_its_rings_stop(&mut guest, &mut here, |here| disk.reopen(here));
     }
+}
+
+/// A guest whose image cannot be written out when its rings stop is told of that when they run again, whoever has opened the
+/// image once more before that.
+fn is_told_of_what_is_lost_when_its_rings_stop(guest: &mut Attacker, here: &mut Host, reopen: impl Fn(&mut Host)) {
+    guest.wire.ask(GET_VRING_BASE, &guest.which()).expect("its base");
+    await_that("a line in the log", || !here.server.complaints().is_empty());
+    let said = here.server.complaints();
+    assert!(said[0].contains("blockdev 'd0' stays locked: the last flush failed"), "{said:?}");
+
+    reopen(here);
+    let base = u32s(&[0, guest.made() as u32]);
+    assert_eq!(guest.wire.order(SET_VRING_BASE, &base, &[]).expect("an answer"), 0);
+    let kick = guest.signals.kick.as_ref().expect("it kicks").as_fd();
+    assert_eq!(guest.wire.order(SET_VRING_KICK, &guest.which(), &[kick]).expect("an answer"), 0);
+    assert_ne!(ended(guest, Ask::Flush, &[]), 0, "no flush has failed yet");
+    assert_ne!(ended(guest, Ask::Flush, &[]), 0, "nor has it been lifted");
+    reopen(here);
+    assert_eq!(ended(guest, Ask::Flush, &[]), 0);
+}
+
+#[test]
+fn what_an_nbd_server_refuses_to_flush_when_rings_stop_is_told_to_the_guest_though_the_server_says_so_once() {
+    if !has_servers_or_skips() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let [nbd, socket, monitor, sick] = ["nbd", "here-e0", "here-qmp", "sick"].map(|name| scratch.path(name));
+    let flush = format!("flush=if rm {} 2>/dev/null; then echo EIO >&2; exit 1; fi", sick.display());
+    let writes = ["can_write=exit 0", "pwrite=cat >/dev/null", "can_flush=exit 0", &flush];
+    let words = [&["eval", "get_size=echo 16M", "pread=head -c $3 /dev/zero"], &writes[..]].concat();
+    let _nbd = NbdServer::nbdkit(&nbd, &words);
+    let options = Options::new().nbd("d0", &nbd, "").export("e0", "d0", &socket, "writable=on,allow-inactive=on");
+    let server = Server::start(&Program::egret(), &options.monitor("m", &monitor));
+    let mut here = Host { server, qmp: Qmp::connect(&monitor), socket };
+    let mut guest = Attacker::boot_flushing(&here.socket, Variant::PLAIN, REGION);
+    assert_eq!(ended(&mut guest, Ask::Write { at: 4096 }, &[(DATA, 4096)]), 0);
+    File::create(&sick).expect("a mark");
+    is_told_of_what_is_lost_when_its_rings_stop(&mut guest, &mut here, |here| {
+        let node = json!({"driver": "nbd", "node-name": "d0", "server": {"type": "unix", "path": nbd}});
+        here.qmp.run("blockdev-reopen", json!({"options": [node]}));
+    });
 }
 
 #[test]

@@ -91,8 +91,8 @@ impl Connection {
         matches!(poll(&mut one, Some(&Timespec::default())), Ok(0))
     }
 
-    /// Has the server make stable what was written, and waits for that.
-    pub(crate) fn flush(&mut self, deadline: Instant, stop: &EventNotifier) -> io::Result<()> {
+    /// Has the server make stable what was written, and waits for what it says of that.
+    pub(crate) fn flush(&mut self, deadline: Instant, stop: &EventNotifier) -> io::Result<Result<(), Errno>> {
         let mut stream = Stream { channel: &mut self.channel, deadline, stop };
         let headers = self.export.headers;
         let flush = Request { flags: 0, command: command::FLUSH, cookie: u64::MAX, offset: 0, length: 0 };
@@ -113,13 +113,13 @@ impl Connection {
             }
         };
         match reply {
-            Reply::Simple { error: 0, cookie: u64::MAX } => Ok(()),
-            Reply::Chunk { flags: 1, kind: 0, cookie: u64::MAX, length: 0, .. } => Ok(()),
-            Reply::Simple { error, cookie: u64::MAX } => Err(crate::protocol::errno(error).into()),
+            Reply::Simple { error: 0, cookie: u64::MAX } => Ok(Ok(())),
+            Reply::Chunk { flags: 1, kind: 0, cookie: u64::MAX, length: 0, .. } => Ok(Ok(())),
+            Reply::Simple { error, cookie: u64::MAX } => Ok(Err(crate::protocol::errno(error))),
             Reply::Chunk { kind, cookie: u64::MAX, length: 6.., .. } if kind & 1 << 15 != 0 => {
                 let mut error = [0; 4];
                 stream.read_exact(&mut error)?;
-                Err(crate::protocol::errno(u32::from_be_bytes(error)).into())
+                Ok(Err(crate::protocol::errno(u32::from_be_bytes(error))))
             }
             _ => Err(broken()),
         }

@@ -7,12 +7,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use egret_disk::{BlockLimits, Blocks, Engine, EngineError, OpenCause, Remote, RemoteKind, Shape};
+use egret_disk::{BlockLimits, Blocks, Engine, EngineError, FlushError, OpenCause, Remote, RemoteKind, Shape};
 use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
 
@@ -47,9 +47,16 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// An engine has left.
     left: Condvar,
-    /// Whether something has changed since it was last made stable by [`Remote::flush`].
-    is_changed: AtomicBool,
+    /// Whether something has changed since it was last made stable by [`Remote::flush`]: one of those below. The connector alone
+    /// sets others than [`CHANGED`].
+    changes: AtomicU8,
 }
+
+/// Nothing that any flush would be for.
+const NONE: u8 = 0;
+/// Those that there were are being flushed.
+const FLUSHING: u8 = 1;
+const CHANGED: u8 = 2;
 
 struct State {
     /// What the server says of the export.
@@ -103,14 +110,7 @@ impl Remote for NbdDisk {
         let no_thread = |e| self.error(format!("no thread to connect by: {e}"));
         let (connector, begin) = connector::start_connector().map_err(no_thread)?;
         let nothing = Export { size: 0, flags: 0, blocks: BlockSizes::default(), headers: Headers::Simple };
-        let shared = Arc::new(Shared {
-            target: self.target.clone(),
-            stop,
-            connector,
-            state: Mutex::new(State { export: nothing, idle: None, engines: Vec::new() }),
-            left: Condvar::new(),
-            is_changed: AtomicBool::new(false),
-        });
+        let shared = Arc::new(Shared::new(self.target.clone(), stop, connector, nothing));
         begin(Arc::downgrade(&shared));
         let deadline = Instant::now() + self.target.open_timeout;
         let patience = self.target.open_timeout + connect::PATIENCE * 2;
@@ -159,15 +159,9 @@ impl Remote for NbdDisk {
         self.shared()?.run(connect::PATIENCE * 2, Shared::ask_size)?
     }
 
-    fn flush(&self) -> Result<(), Errno> {
-        let Ok(shared) = self.shared() else { return Ok(()) };
-        if !shared.is_changed.swap(false, Ordering::AcqRel) {
-            return Ok(());
-        }
-        shared.flush_alone().map_err(|e| {
-            shared.note_change();
-            Errno::from_io_error(&e).unwrap_or(Errno::IO)
-        })
+    fn flush(&self) -> Result<(), FlushError> {
+        let shared = self.shared().ok().filter(|shared| shared.changes.load(Ordering::Acquire) != NONE);
+        shared.map_or(Ok(()), |shared| shared.flush_alone())
     }
 }
 
@@ -177,7 +171,13 @@ impl Remote for NbdDisk {
 /// No descriptors left.
 #[doc(hidden)]
 pub fn engine_over(socket: OwnedFd, export: Export) -> Result<Box<dyn Engine>, EngineError> {
-    let target = Target {
+    let shared = Shared::new(nowhere(), EventNotifier::new().map_err(EngineError::Event)?, channel().0, export);
+    Ok(Box::new(NbdEngine::new(Arc::new(shared), Some(Connection { channel: Channel::new(socket), export }))?))
+}
+
+/// A target that nobody connects to.
+fn nowhere() -> Target {
+    Target {
         node_name: String::new(),
         uri: String::new(),
         address: Address::Unix(PathBuf::new()),
@@ -186,19 +186,15 @@ pub fn engine_over(socket: OwnedFd, export: Export) -> Result<Box<dyn Engine>, E
         read_only: false,
         reconnect_delay: Duration::ZERO,
         open_timeout: Duration::ZERO,
-    };
-    let shared = Shared {
-        target,
-        stop: EventNotifier::new().map_err(EngineError::Event)?,
-        connector: channel().0,
-        state: Mutex::new(State { export, idle: None, engines: Vec::new() }),
-        left: Condvar::new(),
-        is_changed: AtomicBool::new(false),
-    };
-    Ok(Box::new(NbdEngine::new(Arc::new(shared), Some(Connection { channel: Channel::new(socket), export }))?))
+    }
 }
 
 impl Shared {
+    const fn new(target: Target, stop: EventNotifier, connector: Sender<Message>, export: Export) -> Self {
+        let state = Mutex::new(State { export, idle: None, engines: Vec::new() });
+        Self { target, stop, connector, state, left: Condvar::new(), changes: AtomicU8::new(NONE) }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -239,16 +235,14 @@ impl Shared {
             // The server takes no other connection, and says it when there is a new one.
             return Ok(state.export.size);
         }
-        // It may be the only one that the server takes.
-        let mut spare = state.idle.take();
         // A flush on the next one need not be for what was written on this.
-        let is_owed =
-            spare.is_some() && !self.takes_several(&state.export) && state.export.has(export_flag::SEND_FLUSH);
-        drop(state);
-        if is_owed && self.is_changed.swap(false, Ordering::AcqRel) {
-            let flushed = self.flush_over(spare, Instant::now() + connect::PATIENCE);
-            spare = Some(flushed.inspect_err(|_| self.note_change())?);
+        let is_apart = !self.takes_several(&state.export) && state.export.has(export_flag::SEND_FLUSH);
+        if is_apart && state.idle.is_some() && self.changes.load(Ordering::Acquire) != NONE {
+            return Err(io::ErrorKind::ResourceBusy.into());
         }
+        // It may be the only one that the server takes.
+        let spare = state.idle.take();
+        drop(state);
         spare.into_iter().for_each(Connection::close);
         let connection = Connection::make(&self.target, &self.stop).map_err(io::Error::other)?;
         let export = connection.export;
@@ -282,7 +276,7 @@ impl Shared {
     }
 
     /// Has the connector flush what was written, as soon as no engine keeps it from that.
-    fn flush_alone(&self) -> io::Result<()> {
+    fn flush_alone(&self) -> Result<(), FlushError> {
         let deadline = Instant::now() + FLUSH_PATIENCE;
         let left = || deadline.saturating_duration_since(Instant::now());
         let must_wait = |state: &mut State| self.is_taken(state) && state.export.has(export_flag::SEND_FLUSH);
@@ -290,28 +284,49 @@ impl Shared {
             // Its connection comes back with the engine. Not on the connector's thread, which connects that engine meanwhile.
             let waited = self.left.wait_timeout_while(self.state(), left(), must_wait);
             if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
-                return Err(io::ErrorKind::TimedOut.into());
+                return Err(FlushError::again(Errno::IO));
             }
-            match self.run(left(), move |shared| shared.flush(deadline))? {
+            // One that has begun ends soon after the deadline, and says whether it has lost something.
+            let flushed = self.run(left() + connect::PATIENCE, move |shared| shared.flush(deadline));
+            match flushed.unwrap_or(Err(FlushError::again(Errno::IO))) {
                 // There is another engine.
-                Err(e) if e.kind() == io::ErrorKind::ResourceBusy => {}
+                Err(FlushError { errno: Errno::BUSY, .. }) => {}
                 flushed => return flushed,
             }
         }
     }
 
-    fn flush(&self, deadline: Instant) -> io::Result<()> {
+    /// On the connector's thread.
+    fn flush(&self, deadline: Instant) -> Result<(), FlushError> {
+        // Who has given it up is not to lose a connection for it.
+        if deadline <= Instant::now() {
+            return Err(FlushError::again(Errno::IO));
+        }
         let mut state = self.state();
         if !state.export.has(export_flag::SEND_FLUSH) {
+            self.changes.store(NONE, Ordering::Release);
             return Ok(());
         }
         if self.is_taken(&state) {
-            return Err(io::ErrorKind::ResourceBusy.into());
+            return Err(FlushError::again(Errno::BUSY));
         }
         let idle = state.idle.take();
         drop(state);
+        self.changes.store(FLUSHING, Ordering::Release);
+        let flushed = self.flush_idle(idle, deadline);
+        match flushed {
+            Err(FlushError { is_loss: false, .. }) => self.note_change(),
+            // No other flush is for what was lost. What has changed meanwhile is left for the next.
+            _ => drop(self.changes.compare_exchange(FLUSHING, NONE, Ordering::AcqRel, Ordering::Relaxed)),
+        }
+        flushed
+    }
+
+    /// Flushes over a connection that no engine uses, and leaves it for one.
+    fn flush_idle(&self, idle: Option<Connection>, deadline: Instant) -> Result<(), FlushError> {
         let connection = self.flush_over(idle, deadline)?;
         let mut state = self.state();
+        // No flush over this one is for what was written over the one that an engine has.
         let is_apart = !state.engines.is_empty() && !self.takes_several(&connection.export);
         if state.engines.is_empty() && self.accept_in(&mut state, &connection.export).is_ok() {
             state.idle = Some(connection);
@@ -319,28 +334,38 @@ impl Shared {
             drop(state);
             connection.close();
         }
-        if is_apart { Err(apart()) } else { Ok(()) }
+        if is_apart { Err(FlushError::again(Errno::IO)) } else { Ok(()) }
     }
 
     /// Flushes over a connection that is there, or, where there is none or the server has ended it, over another: as an engine
     /// does that has lost its own.
-    fn flush_over(&self, idle: Option<Connection>, deadline: Instant) -> io::Result<Connection> {
+    fn flush_over(&self, idle: Option<Connection>, deadline: Instant) -> Result<Connection, FlushError> {
+        let failed =
+            |e: &io::Error, is_loss| FlushError { errno: Errno::from_io_error(e).unwrap_or(Errno::IO), is_loss };
+        // A server that is about to end has not looked.
+        let refused = |errno| FlushError { errno, is_loss: errno != Errno::SHUTDOWN };
         if let Some(mut connection) = idle {
             match connection.flush(deadline, &self.stop) {
-                Ok(()) => return Ok(connection),
+                Ok(Ok(())) => return Ok(connection),
+                Ok(Err(Errno::SHUTDOWN)) => {}
+                Ok(Err(errno)) => return Err(refused(errno)),
                 Err(e) if is_ended(&e) => {}
-                Err(e) => return Err(e),
+                // It is closed with that, and a flush on the next one need not be for what was written on this.
+                Err(e) => return Err(failed(&e, !self.takes_several(&connection.export))),
             }
         }
-        let mut connection = Connection::make(&self.target, &self.stop).map_err(io::Error::other)?;
-        connection.flush(deadline, &self.stop)?;
-        Ok(connection)
+        let made = Connection::make(&self.target, &self.stop);
+        let mut connection = made.map_err(|_| FlushError::again(Errno::IO))?;
+        match connection.flush(deadline, &self.stop) {
+            Ok(flushed) => flushed.map(|()| connection).map_err(refused),
+            Err(e) => Err(failed(&e, false)),
+        }
     }
 
     /// Something was changed that is to be made stable.
     pub(crate) fn note_change(&self) {
-        if !self.is_changed.load(Ordering::Relaxed) {
-            self.is_changed.store(true, Ordering::Release);
+        if self.changes.load(Ordering::Relaxed) != CHANGED {
+            self.changes.store(CHANGED, Ordering::Release);
         }
     }
 
@@ -396,10 +421,10 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Whether that is what is said of a connection whose other end is gone, or by one that is about to go.
+/// Whether that is what is said of a connection whose other end is gone.
 fn is_ended(e: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof) || Errno::from_io_error(e) == Some(Errno::SHUTDOWN)
+    matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// No flush over the connection that there is would be for what was written over the one that an engine has.
@@ -411,4 +436,104 @@ fn apart() -> io::Error {
 fn blocks(export: &Export) -> Blocks {
     let logical = export.blocks.minimum.max(512);
     Blocks { logical, physical: export.blocks.preferred.clamp(logical, LARGEST_BLOCK.max(logical)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::Receiver;
+
+    use super::*;
+    use crate::protocol::Reply;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A disk that was written over a connection which no engine uses any more, the server's end of that, and what the
+    /// connector is told, which is this thread.
+    fn written(flags: u16) -> (NbdDisk, UnixStream, Receiver<Message>) {
+        let (peer, socket) = UnixStream::pair().unwrap();
+        let flags = flags | export_flag::SEND_FLUSH;
+        let export = Export { size: 1 << 20, flags, blocks: BlockSizes::default(), headers: Headers::Simple };
+        let (connector, told) = channel();
+        let shared = Shared::new(nowhere(), EventNotifier::new().unwrap(), connector, export);
+        shared.state().idle = Some(Connection { channel: Channel::new(socket.into()), export });
+        shared.note_change();
+        (NbdDisk { target: nowhere(), opened: OnceLock::from(Arc::new(shared)) }, peer, told)
+    }
+
+    fn has_connection(shared: &Shared) -> bool {
+        shared.state().idle.is_some()
+    }
+
+    fn await_flush(peer: &mut UnixStream) {
+        peer.read_exact(&mut [0; 28]).unwrap();
+    }
+
+    fn answer(peer: &mut UnixStream, error: u32) {
+        let mut reply = [0; 32];
+        let len = Reply::Simple { error, cookie: u64::MAX }.write(&mut reply);
+        peer.write_all(&reply[..len]).unwrap();
+    }
+
+    #[test]
+    fn who_has_given_up_a_flush_before_it_began_loses_no_connection_for_it() {
+        let (disk, ..) = written(0);
+        let shared = disk.shared().unwrap();
+        assert_eq!(shared.flush(Instant::now()), Err(FlushError::again(Errno::IO)));
+        assert!(has_connection(shared) && shared.changes.load(Ordering::Relaxed) == CHANGED);
+    }
+
+    #[test]
+    fn what_is_not_flushed_before_its_connection_is_given_up_is_lost_unless_a_flush_over_another_is_for_it() {
+        for (flags, is_loss, changes) in [(0, true, NONE), (export_flag::CAN_MULTI_CONN, false, CHANGED)] {
+            let (disk, mut peer, _told) = written(flags);
+            // No reply.
+            peer.write_all(&[0; 16]).unwrap();
+            let shared = disk.shared().unwrap();
+            let failed = shared.flush(Instant::now() + LONG);
+            assert_eq!(failed, Err(FlushError { errno: Errno::IO, is_loss }));
+            assert!(!has_connection(shared) && shared.changes.load(Ordering::Relaxed) == changes);
+        }
+    }
+
+    #[test]
+    fn what_was_written_while_a_flush_went_on_is_left_for_the_next_however_it_ended() {
+        for (error, expected) in [(0, Ok(())), (5, Err(FlushError { errno: Errno::IO, is_loss: true }))] {
+            let (disk, mut peer, _told) = written(0);
+            let shared = Arc::clone(disk.shared().unwrap());
+            let flushing = std::thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.flush(Instant::now() + LONG)
+            });
+            await_flush(&mut peer);
+            // It may be none of what is flushed.
+            shared.note_change();
+            answer(&mut peer, error);
+            assert_eq!(flushing.join().unwrap(), expected);
+            assert_eq!(shared.changes.load(Ordering::Relaxed), CHANGED);
+        }
+    }
+
+    #[test]
+    fn the_one_connection_over_which_something_was_written_is_not_closed_before_it_is_flushed_though_somebody_is_about_to()
+     {
+        let (disk, mut peer, told) = written(0);
+        let shared = disk.shared().unwrap();
+        std::thread::scope(|scope| {
+            let flushing = scope.spawn(|| disk.flush());
+            let Ok(Message::Errand(errand)) = told.recv() else { panic!("it is asked to flush") };
+            assert_eq!(shared.ask_size().unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+            assert!(has_connection(shared));
+            let serving = scope.spawn(move || {
+                await_flush(&mut peer);
+                answer(&mut peer, 0);
+                peer
+            });
+            errand(shared);
+            assert_eq!(flushing.join().unwrap(), Ok(()));
+            let _peer = serving.join().unwrap();
+        });
+        assert_eq!(disk.flush(), Ok(()), "there is nothing to flush");
+    }
 }

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use egret_disk::{BlockLimits, Blocks, Engine, EngineError, Locking, OpenCause, Remote, RemoteKind, Shape};
+use egret_disk::{BlockLimits, Blocks, Engine, EngineError, FlushError, Locking, OpenCause, Remote, RemoteKind, Shape};
 use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
 
@@ -294,12 +294,13 @@ impl Remote for RbdDisk {
         self.opened().ask("resizing an image", move |image| image.grow(bytes)).map_err(io::Error::other)
     }
 
-    fn flush(&self) -> Result<(), Errno> {
+    fn flush(&self) -> Result<(), FlushError> {
         let flushed = self.opened().ask("flushing an image", Image::flush).map_err(|e| e.errno());
         // One whose lock was given back was written out then, and librbd flushes it no more.
         let is_given_back =
             flushed == Err(Errno::ROFS) && self.options.is_for_locks() && self.opened().locks().users == 0;
-        if is_given_back { Ok(()) } else { flushed }
+        // librbd says each time how it went.
+        if is_given_back { Ok(()) } else { flushed.map_err(FlushError::again) }
     }
 
     fn lock(&self) -> Result<(), OpenCause> {

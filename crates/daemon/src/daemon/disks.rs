@@ -149,9 +149,17 @@ impl Daemon {
             let (image, settling) = (self.image_of(&name), Settling::default());
             if let Err(e) = self.calls.settle(&name, &disk, &settling) {
                 tracing::error!("{e}");
-                // One that does not answer is closed by who waits for it.
-                if let StartError::Unanswered(_, Unanswered::Hangs { path, .. }) = e {
-                    self.unsettled.push(Unsettled { image: image.clone(), path, settling });
+                match e {
+                    // One that does not answer is closed by who waits for it.
+                    StartError::Unanswered(_, Unanswered::Hangs { path, .. }) => {
+                        self.unsettled.push(Unsettled { image: image.clone(), path, settling });
+                    }
+                    // Nobody has made it stable: another change closes it, unless its name may be another image's by then.
+                    _ if known.contains(&name.as_str()) => {
+                        self.disks.insert(name, disk);
+                        continue;
+                    }
+                    _ => {}
                 }
             }
             // Another has been laid over it, which is to be opened.

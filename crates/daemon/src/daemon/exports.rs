@@ -512,7 +512,7 @@ mod tests {
             Ok(1 << 20)
         }
 
-        fn flush(&self) -> Result<(), rustix::io::Errno> {
+        fn flush(&self) -> Result<(), egret_disk::FlushError> {
             Ok(())
         }
     }

@@ -934,6 +934,40 @@ fn a_blockdev_that_cannot_be_opened_otherwise_stays_open_without_locks_and_is_in
 }
 
 #[test]
+fn an_image_that_nobody_could_make_stable_because_others_hang_stays_open_and_locked_until_that_can_be_tried() {
+    let (place, mut daemon) = with_image();
+    let at = place.path();
+    let file = DiskDriver::File { filename: at.join("d0.img") };
+    let is_free = || {
+        let options = Options::new("other", file.clone());
+        Disk::open(&Options { locking: Locking::On, ..options }).is_ok()
+    };
+    let (value, spelling) = keyval::read("raw,node-name=r,file=d0", "driver").unwrap();
+    daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
+    daemon.add_export(Export { writable: true, ..export(at, "e0", "d0") }).unwrap();
+    daemon.calls.limit(Duration::from_millis(1));
+    let mut hung = Vec::new();
+    let no_room = loop {
+        let (well, is_well) = std::sync::mpsc::channel::<()>();
+        match daemon.calls.run(&file, "it could not be had", move || is_well.recv()) {
+            Err(calls::Unanswered::Hangs { .. }) => hung.push(well),
+            other => break other,
+        }
+    };
+    assert!(matches!(no_room, Err(calls::Unanswered::OthersHang)));
+    daemon.calls.limit(Duration::MAX);
+    daemon.remove_export("e0", Deletion::Safe).unwrap();
+    daemon.take_torn_down();
+    assert!(daemon.disks.contains_key("d0") && !is_free());
+    drop(hung);
+    while daemon.calls.run(&file, "", || ()).is_err() {
+        std::thread::yield_now();
+    }
+    daemon.add_blockdev(image(at, "d1")).unwrap();
+    assert!(!daemon.disks.contains_key("d0") && is_free());
+}
+
+#[test]
 fn a_blockdev_that_is_not_open_is_said_to_be_that_and_opened_when_a_change_is_about_it() {
     let (place, mut daemon) = with_image();
     let at = place.path();

@@ -109,12 +109,13 @@ impl Disk {
         Ok(settled?)
     }
 
-    /// Whether something has to be seen to before a flush.
+    /// Whether what the disk before has left behind has to be seen to before a flush. Not any more, once it is not.
     pub(crate) fn is_owed(&self) -> bool {
-        self.predecessor.is_owed.load(Ordering::Acquire) || self.syncs.lost().is_some()
+        self.predecessor.is_owed.load(Ordering::Acquire)
     }
 
-    /// Makes stable what the disk before has left behind, for who flushes this one.
+    /// Makes stable what the disk before has left behind, for a guest that flushes this one, and says whether anything is lost. Does
+    /// not wait where nothing [is owed](Self::is_owed).
     pub(crate) fn sync_predecessor(&self) -> Result<(), Errno> {
         self.told(self.settle())
     }
@@ -151,7 +152,7 @@ impl Disk {
         };
         let synced = match was_lost {
             // That one may owe something itself.
-            true => old.settle_owed().and_then(|()| old.sync_once()),
+            true => old.settle_owed().and_then(|()| old.sync_once().map_err(|e| e.errno)),
             false => old.sync_unasked(),
         };
         // Nothing was told yet.

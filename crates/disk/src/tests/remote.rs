@@ -14,7 +14,7 @@ use crate::buffers;
 use crate::engine::{Engine, Remotes, SharedEngine};
 use crate::error::{EngineError, OpenCause};
 use crate::remote::{Remote, RemoteDisk, Shape};
-use crate::{BlockLimits, Blocks, DetectZeroes, Discard, Job, Jobs, RemoteKind};
+use crate::{BlockLimits, Blocks, DetectZeroes, Discard, FlushError, Job, Jobs, RemoteKind};
 
 const SIZE: u64 = 4 << 20;
 
@@ -28,7 +28,11 @@ struct Seen {
     announced: usize,
     /// How many of its flushes fail that no engine runs.
     failing: usize,
+    /// Whether those lose what was written.
+    loses: bool,
     flushed: usize,
+    /// It has to be flushed before it can be asked for its size.
+    must_flush: bool,
     /// Its engine does nothing of what it is given.
     is_sick: bool,
     /// A size that its driver was told of and nobody has taken yet.
@@ -79,7 +83,8 @@ impl Remote for Vector {
     }
 
     fn ask_size(&self) -> io::Result<u64> {
-        Ok(self.seen.lock().unwrap().bytes.len() as u64)
+        let seen = self.seen.lock().unwrap();
+        if seen.must_flush { Err(io::ErrorKind::ResourceBusy.into()) } else { Ok(seen.bytes.len() as u64) }
     }
 
     fn watch(&self, _bell: &EventNotifier) {
@@ -103,11 +108,15 @@ impl Remote for Vector {
         Ok(())
     }
 
-    fn flush(&self) -> Result<(), Errno> {
+    fn flush(&self) -> Result<(), FlushError> {
         let mut seen = self.seen.lock().unwrap();
         seen.jobs.push((Op::Flush, 0, 0));
         seen.flushed += 1;
-        if seen.flushed <= seen.failing { Err(Errno::IO) } else { Ok(()) }
+        if seen.flushed <= seen.failing {
+            return Err(FlushError { errno: Errno::IO, is_loss: seen.loses });
+        }
+        seen.must_flush = false;
+        Ok(())
     }
 
     fn lock(&self) -> Result<(), OpenCause> {
@@ -378,7 +387,7 @@ impl Remote for Plain {
         Ok(SIZE)
     }
 
-    fn flush(&self) -> Result<(), Errno> {
+    fn flush(&self) -> Result<(), FlushError> {
         Ok(())
     }
 }
@@ -536,6 +545,49 @@ fn a_flush_that_failed_at_a_remote_disk_may_be_tried_again() {
     assert_eq!(disk.flush().unwrap_err().kind(), io::Error::from(Errno::IO).kind());
     assert!(!disk.has_lost_writes());
     disk.flush().unwrap();
+}
+
+#[test]
+fn what_a_remote_disk_has_lost_is_told_to_the_guest_that_has_it_already_and_lifted_by_who_opens_it_after_that() {
+    let asks: [fn(&Disk) -> io::Result<()>; 4] =
+        [Disk::flush, Disk::write_out, |disk| disk.refresh_size().map(drop), |disk| disk.grow(SIZE).map(drop)];
+    for ask in asks {
+        let (options, seen) = vector(512);
+        let mut rig = Rig::new(&options);
+        let opened = |before: &Arc<Disk>| {
+            let disk = Arc::new(Disk::open(&vector(512).0).unwrap());
+            disk.follow(before);
+            disk
+        };
+        (seen.lock().unwrap().failing, seen.lock().unwrap().loses) = (1, true);
+        seen.lock().unwrap().must_flush = true;
+        for _ in 0..2 {
+            assert_eq!(ask(&rig.disk).unwrap_err().raw_os_error(), Some(libc::EIO));
+        }
+        assert!(rig.disk.has_lost_writes() && opened(&rig.disk).flush().is_err());
+        seen.lock().unwrap().jobs.clear();
+        assert_eq!([(); 2].map(|()| rig.run(Op::Flush, 0, 0)), [Err(Errno::IO); 2]);
+        assert!(seen.lock().unwrap().jobs.is_empty() && rig.requests_of("threads") == 0, "nobody is asked");
+        assert_eq!(
+            rig.failed.iter().map(|failed| (failed.op, failed.errno)).collect::<Vec<_>>(),
+            [(Op::Flush, Errno::IO); 2]
+        );
+        assert_eq!(rig.write(0, &[7; 512]), Ok(()));
+        opened(&rig.disk).flush().unwrap();
+        assert_eq!(seen.lock().unwrap().jobs.last(), Some(&(Op::Flush, 0, 0)), "of what was written since");
+    }
+}
+
+#[test]
+fn a_remote_disk_that_cannot_be_flushed_after_it_is_asked_for_its_size_is_flushed_before() {
+    let (options, seen) = vector(512);
+    let disk = Disk::open(&options).unwrap();
+    let asks: [fn(&Disk) -> io::Result<u64>; 2] = [Disk::refresh_size, |disk| disk.grow(SIZE)];
+    for ask in asks {
+        *seen.lock().unwrap() = Seen { must_flush: true, bytes: vec![0; SIZE as usize], ..Seen::default() };
+        assert_eq!(ask(&disk).unwrap(), SIZE);
+        assert_eq!(seen.lock().unwrap().jobs, [(Op::Flush, 0, 0)]);
+    }
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use egret_disk::{
-    BlockLimits, Blocks, Disk, Driver, Engine, EngineError, Job, Jobs, Op, OpenCause, Options, Remote, RemoteDisk,
-    RemoteKind, Shape,
+    BlockLimits, Blocks, Disk, Driver, Engine, EngineError, FlushError, Job, Jobs, Op, OpenCause, Options, Remote,
+    RemoteDisk, RemoteKind, Shape,
 };
 use egret_event_loop::{Nanos, clock};
 use rustix::io::Errno;
@@ -156,7 +156,7 @@ impl Remote for Gate {
         Ok(SIZE)
     }
 
-    fn flush(&self) -> Result<(), Errno> {
+    fn flush(&self) -> Result<(), FlushError> {
         self.0.flushed.fetch_add(1, Ordering::Relaxed);
         if self.0.keeps_flushes.load(Ordering::Relaxed) {
             await_that("the gate to be opened", || self.0.is_open());

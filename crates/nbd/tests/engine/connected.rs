@@ -4,9 +4,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
-use egret_disk::{BlockLimits, Blocks, Engine, EngineError, OpenCause, Remote, RemoteKind, Shape};
+use egret_disk::{BlockLimits, Blocks, Engine, EngineError, FlushError, OpenCause, Remote, RemoteKind, Shape};
 use egret_nbd::handshake::Export;
-use rustix::io::Errno;
 
 /// The disk.
 #[derive(Debug)]
@@ -45,7 +44,7 @@ impl Remote for Connected {
         Ok(self.export.size)
     }
 
-    fn flush(&self) -> Result<(), Errno> {
+    fn flush(&self) -> Result<(), FlushError> {
         Ok(())
     }
 }

@@ -96,6 +96,11 @@ impl Server {
         assert_eq!(connected, 1, "nobody connects");
         self.listener.accept().unwrap().0
     }
+
+    /// Whether a client has come that nobody has taken.
+    pub fn has_visitor(&self) -> bool {
+        poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
+    }
 }
 
 impl Peer {

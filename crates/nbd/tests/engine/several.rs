@@ -2,11 +2,14 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use egret_disk::{Disk, Op};
 use egret_nbd::Target;
-use egret_nbd::protocol::{BlockSizes, command, export_flag};
+use egret_nbd::protocol::{BlockSizes, Request, command, export_flag};
+use rustix::io::Errno;
 
 use crate::refuse::refuse;
 use crate::rig::{Rig, open};
@@ -135,39 +138,122 @@ fn changed(server: &Server, says: Says, op: Op) -> (Arc<Disk>, Peer) {
     (disk, peer)
 }
 
+type Errand = fn(&Disk) -> io::Result<()>;
+
+const FLUSH: Errand = Disk::flush;
+const ASK: Errand = |disk| disk.refresh_size().map(drop);
+
+fn one_connection() -> Says {
+    Says::default().without(export_flag::CAN_MULTI_CONN)
+}
+
+/// The next request is to be a flush.
+fn flush_of(peer: &mut Peer) -> Request {
+    let (request, _) = peer.request();
+    assert_eq!(request.command, command::FLUSH);
+    request
+}
+
 #[test]
 fn whatever_has_changed_is_flushed_again_after_a_flush_that_failed_and_not_after_one_that_has_succeeded() {
-    type Errand = fn(&Disk) -> io::Result<()>;
-    let one_connection = Says::default().without(export_flag::CAN_MULTI_CONN);
-    let (flush, ask): (Errand, Errand) = (Disk::flush, |disk| disk.refresh_size().map(drop));
     let write = Op::Write { fua: false };
     for (op, says, first) in [
-        (write, Says::default(), flush),
-        (Op::WriteZeroes { unmap: false, fua: false }, Says::default(), flush),
-        (Op::Discard, Says::default(), flush),
+        (write, Says::default(), FLUSH),
+        (Op::WriteZeroes { unmap: false, fua: false }, Says::default(), FLUSH),
+        (Op::Discard, Says::default(), FLUSH),
         // Who asks for the size makes stable what the next connection need not.
-        (write, one_connection, ask),
+        (write, one_connection(), ASK),
     ] {
         let server = Server::new();
         let (disk, mut peer) = changed(&server, says, op);
         let mut next = std::thread::scope(|scope| {
             let failing = scope.spawn(|| first(&disk).map_err(|e| e.raw_os_error()));
-            let (request, _) = peer.request();
-            assert_eq!(request.command, command::FLUSH, "{op:?}");
-            peer.fail(&request, 5);
+            flush_of(&mut peer);
+            // It is gone, and who comes next is no server.
+            drop(peer);
+            drop(server.accept_silently());
             assert_eq!(failing.join().unwrap(), Err(Some(libc::EIO)), "{op:?}");
             let flushing = scope.spawn(|| disk.flush().map_err(|e| e.raw_os_error()));
-            // What has refused to flush is not asked again.
             let mut next = server.accept(says);
-            let (request, _) = next.request();
-            assert_eq!(request.command, command::FLUSH, "{op:?}");
+            let request = flush_of(&mut next);
             next.done(&request);
             assert_eq!(flushing.join().unwrap(), Ok(()), "{op:?}");
             next
         });
         disk.flush().unwrap();
+        assert!(!disk.has_lost_writes());
         drop(disk);
         assert!(next.is_left(), "{op:?}: it was asked for nothing more");
+    }
+}
+
+#[test]
+fn what_a_server_has_refused_to_flush_for_no_guest_is_lost_until_somebody_who_was_told_opens_the_disk_again() {
+    for (says, first) in [(Says::default(), FLUSH), (one_connection(), FLUSH), (one_connection(), ASK)] {
+        let server = Server::new();
+        let (disk, mut peer) = changed(&server, says, Op::Write { fua: false });
+        std::thread::scope(|scope| {
+            let failing = scope.spawn(|| first(&disk).map_err(|e| e.raw_os_error()));
+            let request = flush_of(&mut peer);
+            peer.fail(&request, 5);
+            assert_eq!(failing.join().unwrap(), Err(Some(libc::EIO)));
+        });
+        let reopened = || {
+            let (next, peer) = opened(&server, says, server.target(0));
+            let next = next.unwrap();
+            next.follow(&disk);
+            (next, peer)
+        };
+        let (early, _early) = reopened();
+        // No server is asked.
+        assert!(disk.flush().is_err() && early.flush().is_err());
+        let mut rig = Rig::new(&disk).unwrap();
+        let _peer = server.accept(says);
+        let flush = rig.push(Op::Flush, 0, 0, Vec::new());
+        assert_eq!(rig.wait(flush).0, Err(Errno::IO));
+        let (late, _late) = reopened();
+        late.flush().unwrap();
+    }
+}
+
+/// Waits until a thread of this process, which says which it is, waits for something; false if it has ended.
+fn is_asleep<T>(tid: i32, thread: &ScopedJoinHandle<'_, T>) -> bool {
+    while !thread.is_finished() {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap_or_default();
+        if stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('S')) {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+#[test]
+fn who_flushes_a_disk_while_another_does_hears_what_comes_of_that_and_so_does_who_has_opened_it_anew() {
+    let same: fn(&Server, &Arc<Disk>) -> Arc<Disk> = |_, disk| Arc::clone(disk);
+    let anew: fn(&Server, &Arc<Disk>) -> Arc<Disk> = |server, disk| {
+        let (next, _peer) = opened(server, Says::default(), server.target(0));
+        let next = next.unwrap();
+        next.follow(disk);
+        next
+    };
+    for second in [same, anew] {
+        let server = Server::new();
+        let (disk, mut peer) = changed(&server, Says::default(), Op::Write { fua: false });
+        std::thread::scope(|scope| {
+            let failing = scope.spawn(|| disk.flush().map_err(|e| e.raw_os_error()));
+            let request = flush_of(&mut peer);
+            let second = second(&server, &disk);
+            let (tell, told) = channel();
+            let waiting = scope.spawn(move || {
+                tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+                second.flush().map_err(|e| e.raw_os_error())
+            });
+            assert!(is_asleep(told.recv().unwrap(), &waiting), "{:?}", waiting.join());
+            peer.fail(&request, 5);
+            assert_eq!([failing, waiting].map(|flush| flush.join().unwrap()), [Err(Some(libc::EIO)); 2]);
+        });
+        assert!(!server.has_visitor(), "there is nothing to ask again");
     }
 }
 

@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use egret_disk::{
-    BlockLimits, Blocks, DebugEvent, DebugRules, Driver, Engine, EngineError, EngineOptions, InjectError, IoType,
-    Limit, Limits, OpenCause, Options, Rates, Remote, RemoteDisk, RemoteKind, Shape, ThrottleGroup,
+    BlockLimits, Blocks, DebugEvent, DebugRules, Driver, Engine, EngineError, EngineOptions, FlushError, InjectError,
+    IoType, Limit, Limits, OpenCause, Options, Rates, Remote, RemoteDisk, RemoteKind, Shape, ThrottleGroup,
 };
 use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice, clock};
 use egret_nbd::Channel;
@@ -561,7 +561,7 @@ impl Remote for Far {
         Ok(MIB as u64)
     }
 
-    fn flush(&self) -> Result<(), Errno> {
+    fn flush(&self) -> Result<(), FlushError> {
         Ok(())
     }
 }
