@@ -934,7 +934,7 @@ fn a_blockdev_that_cannot_be_opened_otherwise_stays_open_without_locks_and_is_in
 }
 
 #[test]
-fn an_image_that_nobody_could_make_stable_because_others_hang_stays_open_and_locked_until_that_can_be_tried() {
+fn an_image_that_nobody_could_make_stable_for_want_of_a_thread_stays_open_and_locked_until_there_is_one() {
     let (place, mut daemon) = with_image();
     let at = place.path();
     let file = DiskDriver::File { filename: at.join("d0.img") };
@@ -945,24 +945,18 @@ fn an_image_that_nobody_could_make_stable_because_others_hang_stays_open_and_loc
     let (value, spelling) = keyval::read("raw,node-name=r,file=d0", "driver").unwrap();
     daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
     daemon.add_export(Export { writable: true, ..export(at, "e0", "d0") }).unwrap();
-    daemon.calls.limit(Duration::from_millis(1));
-    let mut hung = Vec::new();
-    let no_room = loop {
-        let (well, is_well) = std::sync::mpsc::channel::<()>();
-        match daemon.calls.run(&file, "it could not be had", move || is_well.recv()) {
-            Err(calls::Unanswered::Hangs { .. }) => hung.push(well),
-            other => break other,
-        }
-    };
-    assert!(matches!(no_room, Err(calls::Unanswered::OthersHang)));
     daemon.calls.limit(Duration::MAX);
-    daemon.remove_export("e0", Deletion::Safe).unwrap();
-    daemon.take_torn_down();
+    let mut limited = daemon;
+    // What is refused to a thread it never has again.
+    let limited = std::thread::spawn(move || {
+        refuse(libc::SYS_clone3, libc::EAGAIN);
+        refuse(libc::SYS_clone, libc::EAGAIN);
+        limited.remove_export("e0", Deletion::Safe).unwrap();
+        limited.take_torn_down();
+        limited
+    });
+    let mut daemon = limited.join().unwrap();
     assert!(daemon.disks.contains_key("d0") && !is_free());
-    drop(hung);
-    while daemon.calls.run(&file, "", || ()).is_err() {
-        std::thread::yield_now();
-    }
     daemon.add_blockdev(image(at, "d1")).unwrap();
     assert!(!daemon.disks.contains_key("d0") && is_free());
 }
