@@ -163,6 +163,7 @@ impl ThrottledQueue {
     pub(crate) fn withdraw(mut self, into: &mut Vec<Request>) {
         into.extend(self.waiting.iter_mut().flat_map(mem::take).filter_map(Waiting::here));
         self.member.group.lock().forget(self.member.disk, self.id);
+        self.asked = ByDirection::default();
     }
 
     /// Gives some of those that have asked back, and keeps their places.
@@ -218,6 +219,6 @@ impl ThrottledQueue {
 impl Drop for ThrottledQueue {
     fn drop(&mut self) {
         self.keep_places(|_| false);
-        self.member.group.lock().close(self.member.disk, self.id);
+        self.member.group.lock().close(self.member.disk, self.id, self.asked.iter().sum());
     }
 }

@@ -133,11 +133,12 @@ impl Schedule {
         }
     }
 
-    /// A queue's requests begin without having been granted: its disk owes their tickets.
-    pub(super) fn close(&mut self, disk: DiskId, queue: QueueId) {
-        self.granted.remove(&queue);
+    /// A queue's requests begin without having been granted: of as many as have `asked` and were not [taken](Self::take), its disk
+    /// owes the tickets that are left.
+    pub(super) fn close(&mut self, disk: DiskId, queue: QueueId, asked: usize) {
+        let granted: usize = self.granted.remove(&queue).unwrap_or_default().into_iter().sum();
         if let Some(disk) = self.disks.get_mut(&disk) {
-            disk.debt.owed += disk.of.iter().flatten().filter(|ticket| ticket.queue == queue).count() as u64;
+            disk.debt.owed += asked.saturating_sub(granted) as u64;
         }
     }
 
