@@ -69,15 +69,16 @@ impl Waiting {
 
 impl ThrottledQueue {
     /// The queue to wait in: `queue`, unless the disk's limits are others by now. What waited under those that are gone
-    /// goes to `released`.
-    pub(crate) fn current<'a>(
+    /// goes to `released`, and the turns of what was taken back to `turns`.
+    pub(super) fn current<'a>(
         queue: &'a mut Option<Box<Self>>,
         throttle: &Throttle,
         released: &mut VecDeque<Request>,
+        turns: &mut VecDeque<Place>,
     ) -> Option<&'a mut Self> {
         if queue.as_ref().is_none_or(|queue| queue.version != throttle.version()) {
             if let Some(old) = queue.take() {
-                old.release_all(released);
+                old.release_all(released, turns);
             }
             *queue = throttle.member().map(|(member, version)| Box::new(Self::open(member, version)));
         }
@@ -126,6 +127,9 @@ impl ThrottledQueue {
         turns: &mut VecDeque<Place>,
     ) -> Option<Nanos> {
         let Self { member, id, waiting, asked, kept, taken_again, .. } = self;
+        if waiting.iter().all(VecDeque::is_empty) {
+            return None;
+        }
         let mut schedule = member.group.lock();
         schedule.pay(now);
         for direction in Direction::BOTH {
@@ -208,11 +212,16 @@ impl ThrottledQueue {
         *kept > 0
     }
 
-    /// Gives all that wait to `released`, whatever the limits say. The disk owes those that have asked by the last
-    /// [`release`](Self::release).
-    pub(crate) fn release_all(mut self, released: &mut VecDeque<Request>) {
+    /// Gives all that wait to `released`, whatever the limits say, and to `turns` those that others have granted since the last
+    /// [`release`](Self::release) to what was taken back. The disk owes those that have asked by that, and have no turn yet.
+    pub(super) fn release_all(mut self, released: &mut VecDeque<Request>, turns: &mut VecDeque<Place>) {
         self.keep_places(|_| false);
-        released.extend(self.waiting.iter_mut().flat_map(mem::take).filter_map(Waiting::here));
+        for one in self.waiting.iter_mut().flat_map(mem::take) {
+            match one {
+                Waiting::Here { request, .. } => released.push_back(request),
+                Waiting::Kept(place) => turns.push_back(place),
+            }
+        }
     }
 }
 
