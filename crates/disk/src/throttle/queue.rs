@@ -131,15 +131,17 @@ impl ThrottledQueue {
             return None;
         }
         let mut schedule = member.group.lock();
-        schedule.pay(now);
-        for direction in Direction::BOTH {
-            let (waiting, asked) = (&waiting[direction as usize], &mut asked[direction as usize]);
-            for one in waiting.range(*asked..) {
-                schedule.ask(member.disk, *id, direction, one.cost());
+        let is_paid = schedule.pay(now);
+        if is_paid {
+            for direction in Direction::BOTH {
+                let (waiting, asked) = (&waiting[direction as usize], &mut asked[direction as usize]);
+                for one in waiting.range(*asked..) {
+                    schedule.ask(member.disk, *id, direction, one.cost());
+                }
+                *asked = waiting.len();
             }
-            *asked = waiting.len();
+            schedule.grant(now);
         }
-        schedule.grant(now);
         let granted = schedule.take(*id);
         let mut again = None;
         for direction in Direction::BOTH {
@@ -160,7 +162,12 @@ impl ThrottledQueue {
                 again = Some(again.map_or(next, |again: Nanos| again.min(next)));
             }
         }
-        again
+        if is_paid { again } else { Some(now) }
+    }
+
+    /// Whether all that wait have asked by the last [`release`](Self::release), as is so unless too much is owed for one look.
+    pub(super) fn has_asked(&self) -> bool {
+        self.waiting.iter().zip(self.asked).all(|(waiting, asked)| waiting.len() == asked)
     }
 
     /// Gives all that wait back: the limits do not count them.
@@ -170,7 +177,7 @@ impl ThrottledQueue {
         self.asked = ByDirection::default();
     }
 
-    /// Gives some of those that have asked back, and keeps their places.
+    /// Gives some of those that wait back, and keeps the places of those that have asked.
     pub(crate) fn withdraw_some(&mut self, mut is_wanted: impl FnMut(&Request) -> bool, into: &mut Vec<Request>) {
         for direction in Direction::BOTH {
             let at = direction as usize;
@@ -183,6 +190,12 @@ impl ThrottledQueue {
                 }
             }
             self.taken_again[at] = 0;
+            for one in self.waiting[at].split_off(self.asked[at]) {
+                match one {
+                    Waiting::Here { request, .. } if is_wanted(&request) => into.push(request),
+                    one => self.waiting[at].push_back(one),
+                }
+            }
         }
     }
 

@@ -52,7 +52,7 @@ impl ThrottledSlot {
         }
         let again = ThrottledQueue::current(queue, throttle, released, turns)?.release(now, released, turns);
         // The rest has no turn yet, but has asked: so it is owed.
-        match queue.take_if(|_| *limits_disabled) {
+        match queue.take_if(|queue| *limits_disabled && queue.has_asked()) {
             Some(queue) => {
                 queue.release_all(released, turns);
                 None

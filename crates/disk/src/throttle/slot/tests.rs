@@ -9,6 +9,7 @@ use egret_vring::memory::Lent;
 
 use super::*;
 use crate::request::Op;
+use crate::throttle::buckets::Cost;
 use crate::throttle::{Debt, Limit, Limits, Rates, ThrottleGroup};
 
 const SECOND: Nanos = Nanos(1_000_000_000);
@@ -72,4 +73,27 @@ fn a_disk_with_nothing_that_waits_does_not_ask_for_the_group_that_others_look_at
         told
     });
     assert_ne!(waits, Err(RecvTimeoutError::Timeout));
+}
+
+#[test]
+fn what_waits_while_much_is_paid_that_is_owed_has_no_turn_before_and_is_taken_back_and_let_go_as_ever() {
+    const OWED: usize = 5000;
+    const COST: Cost = Cost { bytes: 512, is_first: true };
+    let (group, throttle) = limited(1000);
+    let (member, _) = throttle.member().unwrap();
+    let mut schedule = group.lock();
+    let closed = schedule.open();
+    (0..OWED).for_each(|_| schedule.ask(member.disk, closed, Direction::Read, COST));
+    schedule.close(member.disk, closed, OWED);
+    drop(schedule);
+    // All of it is due by then.
+    let now = Nanos(3600 * SECOND.0);
+    let mut slot = waiting(&throttle, 500, now);
+    assert_eq!(slot.release(&throttle, now), Some(now), "the rest is paid in the next turns");
+    assert_eq!(slot.withdraw_some(&throttle, now, |read| read.token.0 < 300).len(), 300);
+    slot.disable_limits();
+    assert_eq!((slot.release(&throttle, now), slot.has_released()), (Some(now), false));
+    while slot.release(&throttle, now).is_some() {}
+    // There is room for a hundred at once, and for one that goes over the brim; the others are owed.
+    assert_eq!((begin(&mut slot), throttle.debt(now)), (200, Debt { owed: 99, made_up: OWED as u64 }));
 }
