@@ -691,7 +691,7 @@ impl QueueWorker {
             self.model.caught_up();
         } else if !self.takes_chains() {
             // It may be that nothing else makes room.
-            self.model.is_full();
+            self.model.is_full(self.queue.next_available());
         } else {
             self.model.published();
         }
