@@ -675,8 +675,8 @@ impl QueueWorker {
         }
         let was_full = !self.takes_chains();
         self.end_request(completion, now);
-        // A queue that is stopped looks whether what it tries has ended.
-        !self.follow_ups.is_empty() || was_full || self.stopped.is
+        // A queue that is stopped looks whether what it tries has ended, and one with places in limits whether that had one.
+        !self.follow_ups.is_empty() || was_full || self.stopped.is || self.keeps_places
     }
 
     pub(crate) fn notify(&mut self, signals: &mut Signals) {
