@@ -557,7 +557,7 @@ impl<'a> Session<'a> {
             let Some((config, fds)) = worker else { continue };
             self.vrings[index].come_to_rest(config.base, fds);
         }
-        self.shared.note_drain(&drained, let_go);
+        self.shared.note_drain(&drained, &let_go);
         self.settle();
     }
 

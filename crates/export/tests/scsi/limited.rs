@@ -20,17 +20,20 @@ use crate::waiting::{Sent, ask, response, written};
 const BLOCK: u64 = 512;
 const READ_BLOCK: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 /// As many as a ring has room for, beside one of another unit.
-const READS: u64 = 4;
+const READS: usize = 4;
 const QUEUES: [u32; 3] = [CONTROL, EVENTS, REQUESTS];
 
 /// A disk that is locked while rings run, and may do a block at once and then a byte a second.
 fn limited() -> Arc<Disk> {
     let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
     let disk = Arc::new(Disk::open(&Options { allow_inactive: true, ..Options::new("limited", driver) }).unwrap());
-    let total = Limit { average: 1, burst: BLOCK, burst_seconds: 1 };
-    let limits = Limits { bytes: Rates { total, ..Rates::default() }, ..Limits::default() };
-    disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits())));
     disk
+}
+
+fn limits() -> Limits {
+    let total = Limit { average: 1, burst: BLOCK, burst_seconds: 1 };
+    Limits { bytes: Rates { total, ..Rates::default() }, ..Limits::default() }
 }
 
 /// What a front-end does when memory is plugged in.
@@ -51,7 +54,11 @@ fn memory_at(at: u64) -> Vec<u8> {
 
 /// Has a queue take reads in.
 fn read(machine: &mut Machine, export: &Export, at: LunAddress) {
-    for place in 0..READS {
+    read_of(machine, export, [at; READS]);
+}
+
+fn read_of(machine: &mut Machine, export: &Export, units: [LunAddress; READS]) {
+    for (place, at) in (0..).zip(units) {
         let sent = Sent { queue: REQUESTS, place, at, cdb: &READ_BLOCK, data_out: 0, data_in: BLOCK as u32 };
         let (readable, writable) = written(machine, &sent);
         machine.rings[REQUESTS as usize].driver.add(&readable, &writable, 0).unwrap();
@@ -65,7 +72,7 @@ fn read(machine: &mut Machine, export: &Export, at: LunAddress) {
 }
 
 fn reap(machine: &mut Machine) {
-    for place in 0..READS {
+    for place in 0..READS as u64 {
         machine.reap(REQUESTS);
         assert_eq!(response(machine, REQUESTS, place), 0);
     }
@@ -73,9 +80,17 @@ fn reap(machine: &mut Machine) {
 
 /// What a front-end does when its guest stops and goes on.
 fn stop_and_go_on(machine: &mut Machine) {
+    stop(machine);
+    go_on(machine);
+}
+
+fn stop(machine: &mut Machine) {
     for queue in QUEUES {
         assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
     }
+}
+
+fn go_on(machine: &mut Machine) {
     QUEUES.into_iter().for_each(|queue| machine.start_ring_again(queue));
     assert_eq!(machine.peer.order(SET_VRING_ENABLE, &words(&[REQUESTS, 1])), Some(0));
 }
@@ -167,6 +182,32 @@ fn a_queue_waits_for_nothing_that_another_export_of_its_disk_has_let_go() {
         stop_and_go_on(&mut other);
         assert!(beside.has_running_queues(), "{time}");
     }
+}
+
+#[test]
+fn what_one_disk_has_made_up_for_stands_in_for_nothing_that_another_owes() {
+    let io = IoThread::start();
+    let made_up = limited();
+    let (ours, export) = listening(&io, Arc::clone(&made_up));
+    add_late(&export, limited()).unwrap();
+    let mut machine = Machine::boot(ours, Layout::Split);
+    let use_up = |machine: &mut Machine, at| {
+        let mut goes = 0;
+        while goes < 2 {
+            goes += usize::from(machine.command(at, &READ_BLOCK, BLOCK as u32) == GOOD);
+        }
+    };
+    use_up(&mut machine, LATE);
+    let in_vain = (0..4).find(|_| {
+        use_up(&mut machine, FIRST);
+        read_of(&mut machine, &export, [FIRST, FIRST, LATE, LATE]);
+        stop(&mut machine);
+        made_up.throttle_group().unwrap().set_limits(limits());
+        go_on(&mut machine);
+        reap(&mut machine);
+        !export.has_running_queues()
+    });
+    assert_eq!(in_vain, Some(1));
 }
 
 #[test]
