@@ -211,6 +211,26 @@ fn what_one_disk_has_made_up_for_stands_in_for_nothing_that_another_owes() {
 }
 
 #[test]
+fn a_command_of_many_operations_ends_between_two_of_them_when_its_ring_stops_and_may_be_tried_again() {
+    // All of the disk.
+    const VERIFY: [u8; 16] = [0x8f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0];
+    const BUSY: u8 = 8;
+    let io = IoThread::start();
+    let (mut machine, export, limited) = beside_a_limited(&io);
+    machine.send(LATE, &VERIFY, 0);
+    await_that("the command to wait for limits", || export.stats().in_flight > 0);
+    stop_and_go_on(&mut machine);
+    let (response, status, _) = machine.answer();
+    assert_eq!((response, status), (0, BUSY));
+    assert!(limited.limits_debt().owed <= 1, "{:?}", limited.limits_debt());
+    // One that waits for nothing is done.
+    limited.set_throttle_group(None);
+    machine.send(LATE, &VERIFY, 0);
+    stop_and_go_on(&mut machine);
+    assert_eq!(machine.answer(), GOOD);
+}
+
+#[test]
 fn a_disk_is_left_to_others_when_rings_are_disabled_that_wait_to_start() {
     let io = IoThread::start();
     let (mut machine, export) = started_with(&io, limited(), Layout::Split);
