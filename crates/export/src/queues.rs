@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::{io, mem};
 
 use egret_disk::{Active, Debt, Disk, OpenError};
@@ -76,12 +76,12 @@ pub(crate) struct Queues {
     /// was written.
     pub(crate) unwritten: Vec<(DiskKey, Active)>,
     /// What each queue has let go past limits, whichever client had it.
-    drains: Vec<Drains>,
+    drains: Vec<Vec<Drains>>,
 }
 
-/// Of a queue's drains that have let go what limits had no room for: how much its disks had owed by then, ever.
-#[derive(Clone, Copy, Default)]
+/// Of a queue's drains that have let go what a disk's limits had no room for: how much that had owed by then, ever.
 struct Drains {
+    of: Weak<Disk>,
     last: u64,
     before: u64,
 }
@@ -128,13 +128,6 @@ impl Queues {
     /// The device's disks, with their keys.
     pub(crate) fn disks_by_key(&self) -> impl Iterator<Item = (DiskKey, &Arc<Disk>)> {
         (0..).map(DiskKey).zip(&self.disks).filter_map(|(key, disk)| Some((key, disk.as_ref()?)))
-    }
-
-    /// What drains have let go past the disks' limits, all together.
-    fn limits_debt(&self) -> Debt {
-        self.disks_by_key()
-            .map(|(_, disk)| disk.limits_debt())
-            .fold(Debt::default(), |sum, debt| Debt { owed: sum.owed + debt.owed, made_up: sum.made_up + debt.made_up })
     }
 
     pub(crate) fn has_running(&self) -> bool {
@@ -204,7 +197,7 @@ impl Shared {
             disks,
             active: None,
             unwritten: Vec::new(),
-            drains: vec![Drains::default(); count],
+            drains: (0..count).map(|_| Vec::new()).collect(),
         };
         Self {
             id: id.to_owned(),
@@ -349,29 +342,47 @@ impl Shared {
         }
     }
 
-    /// What drains have let go past limits, ever, for [`note_drain`](Self::note_drain).
-    pub(crate) fn let_go(&self) -> u64 {
-        let Debt { owed, made_up } = lock(&self.queues).limits_debt();
-        owed + made_up
+    /// What drains have let go past the limits of each disk, ever, for [`note_drain`](Self::note_drain).
+    pub(crate) fn let_go(&self) -> Vec<(Weak<Disk>, u64)> {
+        let queues = lock(&self.queues);
+        let let_go = queues.disks.iter().flatten().map(|disk| {
+            let Debt { owed, made_up } = disk.limits_debt();
+            (Arc::downgrade(disk), owed + made_up)
+        });
+        let_go.filter(|(_, let_go)| *let_go > 0).collect()
     }
 
     /// Some queues have been drained, before which as much had been [let go](Self::let_go).
-    pub(crate) fn note_drain(&self, drained: &[usize], let_go_before: u64) {
-        let let_go = self.let_go();
-        if let_go > let_go_before {
-            let drains = &mut lock(&self.queues).drains;
-            drained.iter().for_each(|&queue| drains[queue] = Drains { last: let_go, before: drains[queue].last });
+    pub(crate) fn note_drain(&self, drained: &[usize], before: &[(Weak<Disk>, u64)]) {
+        let mut let_go = self.let_go();
+        let_go.retain(|(of, let_go)| !before.iter().any(|(other, before)| other.ptr_eq(of) && before >= let_go));
+        let mut queues = lock(&self.queues);
+        for (of, let_go) in let_go {
+            for &queue in drained {
+                let drains = &mut queues.drains[queue];
+                match drains.iter_mut().find(|drains| drains.of.ptr_eq(&of)) {
+                    // Its disk is the device's twice.
+                    Some(drains) if drains.last == let_go => {}
+                    Some(Drains { last, before, .. }) => *before = mem::replace(last, let_go),
+                    None => {
+                        drains.retain(|drains| drains.of.strong_count() > 0);
+                        drains.push(Drains { of: Weak::clone(&of), last: let_go, before: 0 });
+                    }
+                }
+            }
         }
     }
 
-    /// Whether a queue may not be started: what its drains let go past limits has not been made up for. The last one's does
-    /// not count: who stops and starts once is not to wait, because others of its disks owe nothing.
+    /// Whether a queue may not be started: what its drains let go past a disk's limits has not been made up for. The last one's
+    /// does not count: who stops and starts once is not to wait, because others of its disks owe nothing.
     pub(crate) fn owes_limits(&self, queue: usize) -> bool {
         let queues = lock(&self.queues);
-        let Debt { owed, made_up } = queues.limits_debt();
-        let before = queues.drains[queue].before;
-        // A disk may be gone, or in another group, and what it had let go: then nobody knows whether this queue owes anything.
-        owed > 0 && made_up < before && before <= owed + made_up
+        let disk = |of: &Weak<Disk>| queues.disks.iter().flatten().find(|disk| Arc::as_ptr(disk) == of.as_ptr());
+        queues.drains[queue].iter().any(|Drains { of, before, .. }| {
+            let Debt { owed, made_up } = disk(of).map(|disk| disk.limits_debt()).unwrap_or_default();
+            // The disk may be in another group, and what it had let go nobody knows then.
+            owed > 0 && made_up < *before && *before <= owed + made_up
+        })
     }
 
     /// Waits until every queue that runs has been dispatched since it was started.

@@ -555,7 +555,7 @@ impl<'a> Session<'a> {
             self.shared.has_stopped();
             at_rest.into_iter().for_each(|at_rest| self.vrings[index].come_to_rest(at_rest));
         }
-        self.shared.note_drain(&drained, let_go);
+        self.shared.note_drain(&drained, &let_go);
         self.settle();
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::task::Wake;
 
-use egret_disk::{Completion, Disk, DiskSlot, Ended, EngineError, EngineSet, Pinning, Request, RequestToken};
+use egret_disk::{Completion, Disk, DiskSlot, Ended, EngineError, EngineSet, Op, Pinning, Request, RequestToken};
 use egret_event_loop::{ClockReads, LoopHandle, Nanos, Signals, SourceId, Turn, clock};
 use egret_virtio::{Completed, DiskKey, Model, Next};
 use egret_vring::memory::{Buffers, GuestMemory};
@@ -559,8 +559,21 @@ impl QueueWorker {
     fn push_follow_ups(&mut self, engines: &mut EngineSet, now: Nanos) {
         // A request that is refused may leave another behind, until its command gives up.
         while let Some((key, request)) = self.follow_ups.pop() {
-            self.push_again(engines, key, request, now);
+            if self.is_cut_short(key, &request) {
+                self.refuse(request.token, request.buffers, Errno::AGAIN, now);
+            } else {
+                self.push_again(engines, key, request, now);
+            }
         }
+    }
+
+    /// Whether a command ends in the place of its next operation, as one that is to be tried again. The queue is drained for good,
+    /// which lets go past limits what waits for them: that is an operation of each command, and not all that they come to.
+    fn is_cut_short(&self, DiskKey(key): DiskKey, request: &Request<Buffers>) -> bool {
+        self.stopped.leaving.is_some()
+            && !self.stopped.is
+            && request.op != Op::Flush
+            && matches!(self.disks.all.get(key as usize), Some(Some(disk)) if disk.throttle_group().is_some())
     }
 
     /// Has the queue dispatched in the next turn.
@@ -687,8 +700,8 @@ impl QueueWorker {
         }
         let was_full = !self.takes_chains();
         self.end_request(completion, now);
-        // A queue that is stopped looks whether what it tries has ended.
-        !self.follow_ups.is_empty() || was_full || self.stopped.is
+        // A queue that is stopped looks whether what it tries has ended, and one with places in limits whether that had one.
+        !self.follow_ups.is_empty() || was_full || self.stopped.is || self.keeps_places
     }
 
     pub(crate) fn notify(&mut self, signals: &mut Signals) {
@@ -705,7 +718,7 @@ impl QueueWorker {
             self.model.leave_functions();
         } else if !self.takes_chains() {
             // It may be that nothing else makes room.
-            self.model.is_full();
+            self.model.is_full(self.queue.next_available());
         } else {
             self.model.published();
         }

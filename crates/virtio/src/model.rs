@@ -59,7 +59,7 @@ pub trait RequestModel: Send {
     fn published(&mut self) {}
 
     /// As [`Model::is_full`].
-    fn is_full(&mut self) {}
+    fn is_full(&mut self, _popped: u16) {}
 
     /// As [`Model::leave_functions`].
     fn leave_functions(&mut self) {}
@@ -297,11 +297,12 @@ impl Model {
     }
 
     /// Likewise, and none is popped before some in progress have ended, which wait for what may never come. Functions are to end
-    /// those that they are about, though they may be about some in the ring as well.
+    /// those that they are about, though they may be about some in the ring as well. `popped` is where in the ring the next one is:
+    /// where it was the last time, none has been popped since.
     #[cold]
-    pub fn is_full(&mut self) {
+    pub fn is_full(&mut self, popped: u16) {
         if let Self::Request(model) = self {
-            model.is_full();
+            model.is_full(popped);
         }
     }
 

@@ -432,6 +432,7 @@ fn what_waits_for_limits_can_be_taken_back_and_limits_do_not_count_it() {
     let withdrawn = rig.engines.withdraw(rig.slot);
     assert_eq!((withdrawn.len(), rig.engines.in_flight()), (3, 0));
     assert!(rig.engines.withdraw(rig.slot).is_empty());
+    assert_eq!(rig.disk.limits_debt(), Debt::default());
     // Another disk of the group waits for that one block to leak, a byte a second.
     assert_eq!(read(&mut beside, 1), 0);
     let again = beside.engines.deadline().unwrap() - clock::now();

@@ -69,15 +69,16 @@ impl Waiting {
 
 impl ThrottledQueue {
     /// The queue to wait in: `queue`, unless the disk's limits are others by now. What waited under those that are gone
-    /// goes to `released`.
-    pub(crate) fn current<'a>(
+    /// goes to `released`, and the turns of what was taken back to `turns`.
+    pub(super) fn current<'a>(
         queue: &'a mut Option<Box<Self>>,
         throttle: &Throttle,
         released: &mut VecDeque<Request>,
+        turns: &mut VecDeque<Place>,
     ) -> Option<&'a mut Self> {
         if queue.as_ref().is_none_or(|queue| queue.version != throttle.version()) {
             if let Some(old) = queue.take() {
-                old.release_all(released);
+                old.release_all(released, turns);
             }
             *queue = throttle.member().map(|(member, version)| Box::new(Self::open(member, version)));
         }
@@ -126,16 +127,21 @@ impl ThrottledQueue {
         turns: &mut VecDeque<Place>,
     ) -> Option<Nanos> {
         let Self { member, id, waiting, asked, kept, taken_again, .. } = self;
-        let mut schedule = member.group.lock();
-        schedule.pay(now);
-        for direction in Direction::BOTH {
-            let (waiting, asked) = (&waiting[direction as usize], &mut asked[direction as usize]);
-            for one in waiting.range(*asked..) {
-                schedule.ask(member.disk, *id, direction, one.cost());
-            }
-            *asked = waiting.len();
+        if waiting.iter().all(VecDeque::is_empty) {
+            return None;
         }
-        schedule.grant(now);
+        let mut schedule = member.group.lock();
+        let is_paid = schedule.pay(now);
+        if is_paid {
+            for direction in Direction::BOTH {
+                let (waiting, asked) = (&waiting[direction as usize], &mut asked[direction as usize]);
+                for one in waiting.range(*asked..) {
+                    schedule.ask(member.disk, *id, direction, one.cost());
+                }
+                *asked = waiting.len();
+            }
+            schedule.grant(now);
+        }
         let granted = schedule.take(*id);
         let mut again = None;
         for direction in Direction::BOTH {
@@ -156,16 +162,22 @@ impl ThrottledQueue {
                 again = Some(again.map_or(next, |again: Nanos| again.min(next)));
             }
         }
-        again
+        if is_paid { again } else { Some(now) }
+    }
+
+    /// Whether all that wait have asked by the last [`release`](Self::release), as is so unless too much is owed for one look.
+    pub(super) fn has_asked(&self) -> bool {
+        self.waiting.iter().zip(self.asked).all(|(waiting, asked)| waiting.len() == asked)
     }
 
     /// Gives all that wait back: the limits do not count them.
     pub(crate) fn withdraw(mut self, into: &mut Vec<Request>) {
         into.extend(self.waiting.iter_mut().flat_map(mem::take).filter_map(Waiting::here));
         self.member.group.lock().forget(self.member.disk, self.id);
+        self.asked = ByDirection::default();
     }
 
-    /// Gives some of those that have asked back, and keeps their places.
+    /// Gives some of those that wait back, and keeps the places of those that have asked.
     pub(crate) fn withdraw_some(&mut self, mut is_wanted: impl FnMut(&Request) -> bool, into: &mut Vec<Request>) {
         for direction in Direction::BOTH {
             let at = direction as usize;
@@ -178,6 +190,12 @@ impl ThrottledQueue {
                 }
             }
             self.taken_again[at] = 0;
+            for one in self.waiting[at].split_off(self.asked[at]) {
+                match one {
+                    Waiting::Here { request, .. } if is_wanted(&request) => into.push(request),
+                    one => self.waiting[at].push_back(one),
+                }
+            }
         }
     }
 
@@ -207,17 +225,22 @@ impl ThrottledQueue {
         *kept > 0
     }
 
-    /// Gives all that wait to `released`, whatever the limits say. The disk owes those that have asked by the last
-    /// [`release`](Self::release).
-    pub(crate) fn release_all(mut self, released: &mut VecDeque<Request>) {
+    /// Gives all that wait to `released`, whatever the limits say, and to `turns` those that others have granted since the last
+    /// [`release`](Self::release) to what was taken back. The disk owes those that have asked by that, and have no turn yet.
+    pub(super) fn release_all(mut self, released: &mut VecDeque<Request>, turns: &mut VecDeque<Place>) {
         self.keep_places(|_| false);
-        released.extend(self.waiting.iter_mut().flat_map(mem::take).filter_map(Waiting::here));
+        for one in self.waiting.iter_mut().flat_map(mem::take) {
+            match one {
+                Waiting::Here { request, .. } => released.push_back(request),
+                Waiting::Kept(place) => turns.push_back(place),
+            }
+        }
     }
 }
 
 impl Drop for ThrottledQueue {
     fn drop(&mut self) {
         self.keep_places(|_| false);
-        self.member.group.lock().close(self.member.disk, self.id);
+        self.member.group.lock().close(self.member.disk, self.id, self.asked.iter().sum());
     }
 }

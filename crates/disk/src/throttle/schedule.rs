@@ -18,6 +18,9 @@ use egret_event_loop::Nanos;
 use super::buckets::{Buckets, Cost, Direction};
 use super::limits::Limits;
 
+/// So many of the turns that are owed are had in one look.
+const PAID_AT_A_TIME: usize = 256;
+
 /// A disk of the group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct DiskId(u64);
@@ -133,15 +136,16 @@ impl Schedule {
         }
     }
 
-    /// A queue's requests begin without having been granted: its disk owes their tickets.
-    pub(super) fn close(&mut self, disk: DiskId, queue: QueueId) {
-        self.granted.remove(&queue);
+    /// A queue's requests begin without having been granted: of as many as have `asked` and were not [taken](Self::take), its disk
+    /// owes the tickets that are left.
+    pub(super) fn close(&mut self, disk: DiskId, queue: QueueId, asked: usize) {
+        let granted: usize = self.granted.remove(&queue).unwrap_or_default().into_iter().sum();
         if let Some(disk) = self.disks.get_mut(&disk) {
-            disk.debt.owed += disk.of.iter().flatten().filter(|ticket| ticket.queue == queue).count() as u64;
+            disk.debt.owed += asked.saturating_sub(granted) as u64;
         }
     }
 
-    /// What a disk owes: requests have begun whose turn is yet to come.
+    /// What a disk owes: requests have begun whose turn is yet to come, or has come and is not [paid](Self::pay).
     pub(super) fn debt(&mut self, disk: DiskId, now: Nanos) -> Debt {
         self.pay(now);
         self.disks.get(&disk).map(|disk| disk.debt).unwrap_or_default()
@@ -156,14 +160,18 @@ impl Schedule {
 
     /// Grants what there was room for until `now`, as if somebody had looked each time, if anything is owed: nobody waits
     /// for that, and it is to take no more time than what somebody waits for. To be called before more asks, which would
-    /// have turns otherwise from before it came.
-    pub(super) fn pay(&mut self, now: Nanos) {
-        while self.disks.values().any(|disk| disk.debt.owed > 0)
-            && let Some(at) = self.next_turn()
-            && at <= now
-        {
-            self.grant(at);
+    /// have turns otherwise from before it came. Says whether that is all: others of the group wait meanwhile, who are to have
+    /// their turns however much is owed.
+    pub(super) fn pay(&mut self, now: Nanos) -> bool {
+        for _ in 0..PAID_AT_A_TIME {
+            if !self.disks.values().any(|disk| disk.debt.owed > 0) {
+                return true;
+            }
+            let Some(at) = self.next_turn().filter(|at| *at <= now) else { return true };
+            self.buckets.leak(at);
+            self.grant_next();
         }
+        false
     }
 
     /// When there is room for one of the tickets.
@@ -176,26 +184,29 @@ impl Schedule {
     /// Grants what there is room for.
     pub(super) fn grant(&mut self, now: Nanos) {
         self.buckets.leak(now);
-        loop {
-            let order = [self.last_direction.other(), self.last_direction];
-            let next = { order }.into_iter().find_map(|direction| {
-                let disk = self.next_disk(direction)?;
-                (self.buckets.wait(direction) == Nanos::ZERO).then_some((direction, disk))
-            });
-            let Some((direction, disk)) = next else { return };
-            self.last[direction as usize] = disk;
-            self.last_direction = direction;
-            let Some(Tickets { of, debt }) = self.disks.get_mut(&disk) else { return };
-            let Some(Ticket { queue, cost }) = of[direction as usize].pop_front() else { return };
-            self.buckets.account(direction, cost);
-            match self.granted.get_mut(&queue) {
-                Some(granted) => granted[direction as usize] += 1,
-                None => {
-                    debt.owed -= 1;
-                    debt.made_up += 1;
-                }
+        while self.grant_next().is_some() {}
+    }
+
+    /// Grants the next ticket, if there is room for it.
+    fn grant_next(&mut self) -> Option<()> {
+        let order = [self.last_direction.other(), self.last_direction];
+        let (direction, disk) = { order }.into_iter().find_map(|direction| {
+            let disk = self.next_disk(direction)?;
+            (self.buckets.wait(direction) == Nanos::ZERO).then_some((direction, disk))
+        })?;
+        self.last[direction as usize] = disk;
+        self.last_direction = direction;
+        let Tickets { of, debt } = self.disks.get_mut(&disk)?;
+        let Ticket { queue, cost } = of[direction as usize].pop_front()?;
+        self.buckets.account(direction, cost);
+        match self.granted.get_mut(&queue) {
+            Some(granted) => granted[direction as usize] += 1,
+            None => {
+                debt.owed -= 1;
+                debt.made_up += 1;
             }
         }
+        Some(())
     }
 
     /// How many of its oldest requests in each direction have no tickets any more, and were not [taken](Self::take).

@@ -32,7 +32,11 @@ impl ThrottledSlot {
         is_first: bool,
     ) {
         let Self { queue, released, turns, .. } = self;
-        match direction.and_then(|direction| Some((direction, ThrottledQueue::current(queue, throttle, released)?))) {
+        let limited = direction.and_then(|direction| {
+            let queue = ThrottledQueue::current(queue, throttle, released, turns)?;
+            Some((direction, queue))
+        });
+        match limited {
             Some((direction, queue)) if !take_turn(turns, direction, &request) => {
                 queue.push(direction, request, is_first);
             }
@@ -46,11 +50,11 @@ impl ThrottledSlot {
         if queue.is_none() {
             return None;
         }
-        let again = ThrottledQueue::current(queue, throttle, released)?.release(now, released, turns);
+        let again = ThrottledQueue::current(queue, throttle, released, turns)?.release(now, released, turns);
         // The rest has no turn yet, but has asked: so it is owed.
-        match queue.take_if(|_| *limits_disabled) {
+        match queue.take_if(|queue| *limits_disabled && queue.has_asked()) {
             Some(queue) => {
-                queue.release_all(released);
+                queue.release_all(released, turns);
                 None
             }
             None => again,
@@ -114,3 +118,6 @@ fn take_turn(turns: &mut VecDeque<Place>, direction: Direction, request: &Reques
     let place = Place::of(direction, request);
     turns.iter().position(|turn| *turn == place).and_then(|at| turns.remove(at)).is_some()
 }
+
+#[cfg(test)]
+mod tests;

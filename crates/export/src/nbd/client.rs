@@ -518,7 +518,11 @@ impl Client {
         }
         self.in_flight += 1;
         let buffers = if data > 0 { core.pool.take(data) } else { Buffers::default() };
-        let is_first = offset == command.to.offset;
+        let is_first = match command.kind {
+            // It has no data, and so no length that is the most.
+            Kind::Cache => (offset - command.to.offset).is_multiple_of(DEFAULT_PAYLOAD.into()),
+            _ => offset == command.to.offset,
+        };
         core.push(engines, (self.id, index), op, offset..offset + len, buffers, is_first);
         Ok(Step::Done)
     }

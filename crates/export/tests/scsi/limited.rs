@@ -20,17 +20,20 @@ use crate::waiting::{ELSEWHERE, Sent, ask, response, two_threads, written};
 const BLOCK: u64 = 512;
 const READ_BLOCK: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 /// As many as a ring has room for, beside one of another unit.
-const READS: u64 = 4;
+const READS: usize = 4;
 const QUEUES: [u32; 3] = [CONTROL, EVENTS, REQUESTS];
 
 /// A disk that is locked while rings run, and may do a block at once and then a byte a second.
 fn limited() -> Arc<Disk> {
     let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
     let disk = Arc::new(Disk::open(&Options { allow_inactive: true, ..Options::new("limited", driver) }).unwrap());
-    let total = Limit { average: 1, burst: BLOCK, burst_seconds: 1 };
-    let limits = Limits { bytes: Rates { total, ..Rates::default() }, ..Limits::default() };
-    disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits())));
     disk
+}
+
+fn limits() -> Limits {
+    let total = Limit { average: 1, burst: BLOCK, burst_seconds: 1 };
+    Limits { bytes: Rates { total, ..Rates::default() }, ..Limits::default() }
 }
 
 /// What a front-end does when memory is plugged in.
@@ -51,11 +54,11 @@ fn memory_at(at: u64) -> Vec<u8> {
 
 /// Has a queue take reads in.
 fn read(machine: &mut Machine, export: &Export, at: LunAddress) {
-    read_so_many(machine, export, REQUESTS, at, READS);
+    read_of(machine, export, REQUESTS, [at; READS]);
 }
 
-fn read_so_many(machine: &mut Machine, export: &Export, queue: u32, at: LunAddress, reads: u64) {
-    for place in 0..reads {
+fn read_of(machine: &mut Machine, export: &Export, queue: u32, units: impl IntoIterator<Item = LunAddress>) {
+    for (place, at) in (0..).zip(units) {
         let sent = Sent { queue, place, at, cdb: &READ_BLOCK, data_out: 0, data_in: BLOCK as u32 };
         let (readable, writable) = written(machine, &sent);
         machine.rings[queue as usize].driver.add(&readable, &writable, 0).unwrap();
@@ -69,7 +72,7 @@ fn read_so_many(machine: &mut Machine, export: &Export, queue: u32, at: LunAddre
 }
 
 fn reap(machine: &mut Machine) {
-    for place in 0..READS {
+    for place in 0..READS as u64 {
         machine.reap(REQUESTS);
         assert_eq!(response(machine, REQUESTS, place), 0);
     }
@@ -77,9 +80,17 @@ fn reap(machine: &mut Machine) {
 
 /// What a front-end does when its guest stops and goes on.
 fn stop_and_go_on(machine: &mut Machine) {
+    stop(machine);
+    go_on(machine);
+}
+
+fn stop(machine: &mut Machine) {
     for queue in QUEUES {
         assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
     }
+}
+
+fn go_on(machine: &mut Machine) {
     QUEUES.into_iter().for_each(|queue| machine.start_ring_again(queue));
     assert_eq!(machine.peer.order(SET_VRING_ENABLE, &words(&[REQUESTS, 1])), Some(0));
 }
@@ -180,7 +191,7 @@ fn a_queue_goes_on_when_all_that_its_drains_let_go_before_the_last_has_been_made
     reap(&mut machine);
     let Debt { owed, made_up } = limited.limits_debt();
     let before = owed + made_up;
-    read_so_many(&mut machine, &export, REQUESTS, LATE, 1);
+    read_of(&mut machine, &export, REQUESTS, [LATE]);
     stop_and_go_on(&mut machine);
     machine.reap(REQUESTS);
     let Debt { owed, made_up } = limited.limits_debt();
@@ -202,7 +213,7 @@ fn a_queue_does_not_wait_for_what_drains_of_another_queue_of_its_export_have_let
     let (mut machine, export, _) = beside_a_limited_on(&[&first, &second]);
     // From the second time on it waits.
     for _ in 0..2 {
-        read_so_many(&mut machine, &export, ELSEWHERE, LATE, READS);
+        read_of(&mut machine, &export, ELSEWHERE, [LATE; READS]);
         assert!(machine.peer.ask(GET_VRING_BASE, &words(&[ELSEWHERE, 0])).is_some());
         for _ in 0..READS {
             machine.reap(ELSEWHERE);
@@ -226,6 +237,52 @@ fn a_queue_waits_for_nothing_that_another_export_of_its_disk_has_let_go() {
         stop_and_go_on(&mut other);
         assert!(beside.has_running_queues(), "{time}");
     }
+}
+
+#[test]
+fn what_one_disk_has_made_up_for_stands_in_for_nothing_that_another_owes() {
+    let io = IoThread::start();
+    let made_up = limited();
+    let (ours, export) = listening(&io, Arc::clone(&made_up));
+    add_late(&export, limited()).unwrap();
+    let mut machine = Machine::boot(ours, Layout::Split);
+    let use_up = |machine: &mut Machine, at| {
+        let mut goes = 0;
+        while goes < 2 {
+            goes += usize::from(machine.command(at, &READ_BLOCK, BLOCK as u32) == GOOD);
+        }
+    };
+    use_up(&mut machine, LATE);
+    let in_vain = (0..4).find(|_| {
+        use_up(&mut machine, FIRST);
+        read_of(&mut machine, &export, REQUESTS, [FIRST, FIRST, LATE, LATE]);
+        stop(&mut machine);
+        made_up.throttle_group().unwrap().set_limits(limits());
+        go_on(&mut machine);
+        reap(&mut machine);
+        !export.has_running_queues()
+    });
+    assert_eq!(in_vain, Some(1));
+}
+
+#[test]
+fn a_command_of_many_operations_ends_between_two_of_them_when_its_ring_stops_and_may_be_tried_again() {
+    // All of the disk.
+    const VERIFY: [u8; 16] = [0x8f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0];
+    const BUSY: u8 = 8;
+    let io = IoThread::start();
+    let (mut machine, export, limited) = beside_a_limited(&io);
+    machine.send(LATE, &VERIFY, 0);
+    await_that("the command to wait for limits", || export.stats().in_flight > 0);
+    stop_and_go_on(&mut machine);
+    let (response, status, _) = machine.answer();
+    assert_eq!((response, status), (0, BUSY));
+    assert!(limited.limits_debt().owed <= 1, "{:?}", limited.limits_debt());
+    // One that waits for nothing is done.
+    limited.set_throttle_group(None);
+    machine.send(LATE, &VERIFY, 0);
+    stop_and_go_on(&mut machine);
+    assert_eq!(machine.answer(), GOOD);
 }
 
 #[test]

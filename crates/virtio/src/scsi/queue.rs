@@ -116,7 +116,11 @@ pub struct ScsiQueue {
     response: [u8; RESPONSE + LONGEST_SENSE],
     inbox: Arc<Inbox>,
     /// Functions to apply when the queue has caught up with its driver.
-    asked: Vec<Arc<Function>>,
+    asked: VecDeque<Arc<Function>>,
+    /// How many of these, from the first on, have not looked since a command was popped or another function came; and where the
+    /// ring was then.
+    unapplied: usize,
+    popped: u16,
     /// Functions to release when everything used is published.
     due: Vec<Arc<Function>>,
     /// Some requests that wait for limits may hold up others' commands.
@@ -148,7 +152,9 @@ impl ScsiQueue {
             spare: Vec::with_capacity(size.into()),
             response: [0; RESPONSE + LONGEST_SENSE],
             inbox,
-            asked: Vec::new(),
+            asked: VecDeque::new(),
+            unapplied: 0,
+            popped: 0,
             due: Vec::new(),
             takes_back: false,
             ends: false,
@@ -609,17 +615,21 @@ impl RequestModel for ScsiQueue {
         }
     }
 
-    fn is_full(&mut self) {
+    fn is_full(&mut self, popped: u16) {
         self.published();
-        let asked = mem::take(&mut self.asked);
-        for function in asked {
+        if mem::replace(&mut self.popped, popped) != popped {
+            self.unapplied = self.asked.len();
+        }
+        for _ in 0..self.unapplied.min(FUNCTIONS_A_TURN) {
+            let Some(function) = self.asked.pop_front() else { break };
+            self.unapplied -= 1;
             let found = self.apply(&function);
             // No other command has the tag of one that was found.
             if !(found && matches!(function.about, About::Task(..))) {
-                self.asked.push(function);
+                self.asked.push_back(function);
             }
         }
-        if self.ends {
+        if self.ends || self.unapplied > 0 {
             self.bell.queue.wake_by_ref();
         }
     }
@@ -691,7 +701,10 @@ impl ScsiQueue {
     /// Takes functions from the inbox, a limited number each turn.
     fn open_inbox(&mut self) {
         let (functions, more) = self.inbox.take(FUNCTIONS_A_TURN);
-        self.asked.extend(functions);
+        if !functions.is_empty() {
+            self.asked.extend(functions);
+            self.unapplied = self.asked.len();
+        }
         if more {
             self.bell.queue.wake_by_ref();
         }
@@ -729,6 +742,7 @@ impl ScsiQueue {
     /// what was made available before the function has been popped, and what had ended has been published.
     #[cold]
     fn apply_functions(&mut self) {
+        self.unapplied = 0;
         for function in mem::take(&mut self.asked) {
             self.apply(&function);
         }

@@ -46,6 +46,12 @@ fn run(schedule: &mut Schedule, loads: &mut [Load], seconds: u64) {
     }
 }
 
+/// What a disk owes when all that it could have paid is.
+fn paid(schedule: &mut Schedule, disk: DiskId, now: Nanos) -> Debt {
+    while !schedule.pay(now) {}
+    schedule.debt(disk, now)
+}
+
 fn is_near(count: u64, expected: u64) -> bool {
     count.abs_diff(expected) <= 2
 }
@@ -140,8 +146,8 @@ fn a_disk_that_drains_again_and_again_has_no_more_than_its_limits_beyond_what_th
         if schedule.debt(disk, now).owed == 0 {
             let drained = load(&mut schedule, disk, Direction::Read, 1024);
             schedule.grant(now);
-            schedule.take(drained.queue);
-            schedule.close(disk, drained.queue);
+            let taken = schedule.take(drained.queue)[Direction::Read as usize];
+            schedule.close(disk, drained.queue, 1024 - taken);
             begun += 1024;
         }
         now += Nanos::from_millis(1);
@@ -154,15 +160,15 @@ fn nobody_but_the_disk_itself_waits_for_what_its_drain_let_go() {
     let mut schedule = Schedule::new(limits(average(1000)));
     let (drained, beside) = (schedule.join(), schedule.join());
     let closed = load(&mut schedule, drained, Direction::Read, 10_000);
-    schedule.close(drained, closed.queue);
+    schedule.close(drained, closed.queue, 10_000);
     let mut loads = [load(&mut schedule, beside, Direction::Read, 4)];
     run(&mut schedule, &mut loads, 10);
     // Half of it, as beside a disk that does something.
     assert!(loads[0].begun.abs_diff(5000) <= 10, "{:?}", begun(&loads));
-    assert!(schedule.debt(drained, Nanos(10 * 1_000_000_000)).owed > 0);
+    assert!(paid(&mut schedule, drained, Nanos(10 * 1_000_000_000)).owed > 0);
     // And then all that is left, of which nobody has had a part.
-    assert!(schedule.debt(drained, Nanos(14_800_000_000)).owed > 0);
-    assert_eq!(schedule.debt(drained, Nanos(15_000_000_000)).owed, 0);
+    assert!(paid(&mut schedule, drained, Nanos(14_800_000_000)).owed > 0);
+    assert_eq!(paid(&mut schedule, drained, Nanos(15_000_000_000)).owed, 0);
 }
 
 #[test]
@@ -170,10 +176,10 @@ fn what_is_owed_is_paid_while_nobody_looks_and_who_comes_then_has_no_turns_from_
     let mut schedule = Schedule::new(limits(average(100)));
     let (drained, beside) = (schedule.join(), schedule.join());
     let closed = load(&mut schedule, drained, Direction::Write, 511);
-    schedule.close(drained, closed.queue);
+    schedule.close(drained, closed.queue, 511);
     // Eleven at once and then a hundred a second; two of these seconds were too much.
     let now = Nanos(7 * 1_000_000_000);
-    schedule.pay(now);
+    paid(&mut schedule, drained, now);
     let late = load(&mut schedule, beside, Direction::Write, 100);
     schedule.grant(now);
     assert_eq!(schedule.take(late.queue), [0, 11]);
@@ -181,11 +187,47 @@ fn what_is_owed_is_paid_while_nobody_looks_and_who_comes_then_has_no_turns_from_
 }
 
 #[test]
+fn however_much_is_owed_so_much_of_it_is_paid_at_a_time_as_others_can_wait_for() {
+    const OWED: usize = 10 * PAID_AT_A_TIME;
+    let rates = [Limit { average: 1000, ..Limit::default() }, Limit { average: 1, burst: 1 << 20, burst_seconds: 1 }];
+    for rate in rates {
+        let mut schedule = Schedule::new(limits(rate));
+        let disk = schedule.join();
+        let closed = load(&mut schedule, disk, Direction::Read, OWED as u64);
+        schedule.close(disk, closed.queue, OWED);
+        // All of it was due long ago, one by one or in one go.
+        let now = Nanos(3600 * 1_000_000_000);
+        let mut left = OWED;
+        while left > 0 {
+            assert!(!schedule.pay(now), "{rate:?}: {left}");
+            let owed = schedule.disks[&disk].debt.owed as usize;
+            assert!((1..=PAID_AT_A_TIME).contains(&(left - owed)), "{rate:?}: {left} {owed}");
+            left = owed;
+        }
+        assert!(schedule.pay(now));
+        assert_eq!(schedule.debt(disk, now), Debt { owed: 0, made_up: OWED as u64 }, "{rate:?}");
+    }
+}
+
+#[test]
+fn what_is_owed_already_is_not_looked_through_for_what_another_queue_owes() {
+    const QUEUES: u64 = 200_000;
+    let mut schedule = Schedule::new(limits(average(1)));
+    let disk = schedule.join();
+    // This takes minutes if it is.
+    for _ in 0..QUEUES {
+        let closed = load(&mut schedule, disk, Direction::Write, 1);
+        schedule.close(disk, closed.queue, 1);
+    }
+    assert_eq!(schedule.debt(disk, Nanos::ZERO), Debt { owed: QUEUES - 1, made_up: 1 });
+}
+
+#[test]
 fn a_lane_that_is_closed_has_used_up_what_it_took_along() {
     let mut schedule = Schedule::new(limits(average(100)));
     let disk = schedule.join();
     let closed = load(&mut schedule, disk, Direction::Read, 111);
-    schedule.close(disk, closed.queue);
+    schedule.close(disk, closed.queue, 111);
     let waits = load(&mut schedule, disk, Direction::Read, 1);
     schedule.grant(Nanos::ZERO);
     assert_eq!(schedule.take(waits.queue), [0, 0]);
@@ -226,7 +268,7 @@ fn new_limits_begin_with_nothing_used_up() {
     assert_eq!(schedule.take(load.queue), [1, 0]);
     let closed = schedule.open();
     schedule.ask(disk, closed, Direction::Read, WHOLE);
-    schedule.close(disk, closed);
+    schedule.close(disk, closed, 1);
     assert!(schedule.debt(disk, Nanos::ZERO).owed > 0);
     schedule.set_limits(limits(average(200)));
     assert_eq!(schedule.debt(disk, Nanos::ZERO), Debt { owed: 0, made_up: 1 }, "nor is anything owed");

@@ -9,7 +9,7 @@ use egret_disk::{
     BlockLimits, Blocks, DebugEvent, DebugRules, Driver, Engine, EngineError, EngineOptions, FlushError, InjectError,
     IoType, Limit, Limits, OpenCause, Options, Rates, Remote, RemoteDisk, RemoteKind, Shape, ThrottleGroup,
 };
-use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice, clock};
+use egret_event_loop::{Backend, ClockReads, EventLoop, LoopOptions, MonitorChoice, clock};
 use egret_nbd::Channel;
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
 use egret_polling::{EventKind, Parameters, PolicyKind};
@@ -388,6 +388,26 @@ fn requests_of_one_part_count_against_limits_whether_they_read_or_write() {
         let answered = heard(&mut client) / answer;
         assert!((1..MANY).contains(&answered), "{answered} were answered");
     }
+}
+
+#[test]
+fn what_a_client_has_cached_counts_as_so_many_of_the_longest_reads() {
+    const LONGEST: u64 = DEFAULT_PAYLOAD as u64;
+    let null = Driver::Null { size: 64 * LONGEST, latency: Nanos::ZERO, read_zeroes: false };
+    let mut fixture = Fixture::of(&Options::new("null", null));
+    let total = Limit { average: 1, burst: 2, burst_seconds: 1 };
+    let limits = Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() };
+    fixture.lane().core.disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    let mut client = fixture.connect(request(0, command::CACHE, 64 * LONGEST));
+    // Two at once, and one that goes over the brim; a minute would go by before the last.
+    let waits = loop {
+        fixture.io.turn().unwrap();
+        let waits = fixture.io.backend().deadline().is_some_and(|at| at > clock::now());
+        if waits || heard(&mut client) > 0 {
+            break waits;
+        }
+    };
+    assert!(waits);
 }
 
 #[test]

@@ -410,3 +410,25 @@ fn a_request_that_is_taken_back_from_limits_is_as_old_as_its_guest_has_waited() 
     assert_eq!(worker.counters.overdue.get(), 1);
     assert!(errors.take_overdue().is_some_and(|oldest| oldest > TIMEOUT));
 }
+
+#[test]
+fn a_command_that_ends_has_its_queue_look_whose_places_limits_keep() {
+    let slow = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(100), read_zeroes: false };
+    let mut machine = Machine::new(Arc::new(Disk::open(&Options::new("slow", slow)).unwrap()));
+    let id = machine.id;
+    // It is looked at no more without a reason.
+    let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    queue(&mut machine.io, id).fds().kick = Some(PeerFd::new(kick));
+    while clock::now() <= queue(&mut machine.io, id).look_at {
+        machine.io.turn().unwrap();
+    }
+    machine.turns();
+    machine.read(1);
+    machine.io.wake(id);
+    while queue(&mut machine.io, id).queue.in_flight() == 0 {
+        machine.io.turn().unwrap();
+    }
+    queue(&mut machine.io, id).keeps_places = true;
+    assert_eq!(machine.await_used(), 1);
+    assert!(!queue(&mut machine.io, id).keeps_places);
+}

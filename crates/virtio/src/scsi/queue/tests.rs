@@ -1,5 +1,8 @@
 //! What a queue does whose view of the units is older than what there is.
 
+use std::sync::atomic::AtomicBool;
+use std::task::Wake;
+
 use egret_scsi::{Code, LogicalUnit, LunConfig};
 use egret_vring::memory::Region;
 
@@ -52,5 +55,38 @@ fn who_is_given_a_list_of_units_that_has_changed_meanwhile_is_told_so() {
             None => drop(queue.begin_other(&memory, RequestToken::new(0, 0), 0, &header)),
         }
         assert_eq!(news(&scsi), changes.then_some(Code::LUNS_CHANGED), "{lun:?}");
+    }
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_full_queue_looks_for_so_many_functions_a_turn_through_its_commands_and_for_each_again_when_one_was_popped() {
+    const FUNCTIONS: usize = 4 * FUNCTIONS_A_TURN;
+    let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 64 }, "guest").unwrap();
+    add(&scsi, FIRST);
+    let (mut queue, woken) = (scsi.request_queue(0, 64), Arc::new(Woken::default()));
+    queue.set_waker(Some(Arc::clone(&woken).into()));
+    let ended = Arc::default();
+    for _ in 0..FUNCTIONS {
+        queue.inbox.post(&Function::new(0, About::Unit(FIRST), Some(Abort::Task), &ended));
+    }
+    for popped in 0..3 {
+        queue.enter(popped, 0, 0);
+        let mut found = 0;
+        while woken.0.swap(false, Ordering::Relaxed) || found == 0 {
+            queue.resume(&GuestMemory::empty(), &mut Vec::new());
+            queue.is_full(popped);
+            let before = mem::replace(&mut found, queue.slots[usize::from(popped)].functions.len());
+            assert!(found - before <= FUNCTIONS_A_TURN, "{before} {found}");
+        }
+        assert_eq!(found, FUNCTIONS);
     }
 }
