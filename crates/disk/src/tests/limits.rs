@@ -161,6 +161,17 @@ fn a_disk_of_which_all_that_waited_was_taken_back_is_let_go_of_at_once() {
 }
 
 #[test]
+fn what_has_its_turn_by_the_time_at_which_others_are_taken_back_begins_at_once() {
+    let [mut rig, _] = wait(2, 0);
+    let later = clock::now() + Nanos((BLOCK + BLOCK / 2) * 1_000_000_000);
+    assert!(rig.engines.withdraw_some(rig.slot, later, |_| false).is_empty());
+    assert!(rig.engines.deadline().unwrap() <= clock::now(), "nor does the loop wait for the turn of the next one");
+    rig.engines.submit(clock::now());
+    rig.reap();
+    assert_eq!((rig.done.len(), rig.engines.in_flight()), (3, 1));
+}
+
+#[test]
 fn what_is_taken_back_and_comes_again_has_the_turn_that_it_would_have_had_in_whatever_order_it_does() {
     let mut rigs = wait(4, 4);
     let mut taken = take_back(&mut rigs[0], |request| request.token.0 % 2 == 0);
