@@ -259,6 +259,10 @@ mod tests {
             assert_eq!(struck(&[read], &[], &asked), [None, None, None, None, None, EIO]);
             let read = InjectError { state: Some(2), ..of(DebugEvent::ReadAio) };
             assert_eq!(struck(&[read], &set, &asked[..2]), [None, EIO]);
+            // One that has succeeded leaves nothing to the next.
+            let later = InjectError { iotype: Some(IoType::Flush), ..of(DebugEvent::ReadAio) };
+            let asked = [(change, 0), (Op::Flush, 0), (Op::Read, 0), (Op::Flush, 0)];
+            assert_eq!(struck(&[later], &[], &asked), [None; 4]);
         }
     }
 }

@@ -108,3 +108,26 @@ fn zero_blocks(disk: &Disk, bytes: &Range<u64>, unmap: bool) -> Result<bool, Err
 fn fallocate(file: &File, flags: FallocateFlags, bytes: &Range<u64>) -> Result<(), Errno> {
     rustix::fs::fallocate(file, flags | FallocateFlags::KEEP_SIZE, bytes.start, bytes.end - bytes.start)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Driver, Options};
+
+    #[test]
+    fn blocks_are_a_file_systems_past_the_page_cache_a_devices_own_and_sectors_elsewhere() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(1 << 20).unwrap();
+        let driver = Driver::File { filename: image.path().to_owned() };
+        let mut disk = Disk::open(&Options::new("disk0", driver)).unwrap();
+        for (direct, physical, block) in
+            [(false, 512, 512), (false, 4096, 512), (true, 512, 4096), (true, 4096, 4096), (true, 16384, 16384)]
+        {
+            (disk.options.direct, disk.blocks.physical) = (direct, physical);
+            assert_eq!(whole_block(&disk), block, "{direct} {physical}");
+        }
+        disk.become_a_device();
+        disk.blocks.logical = 2048;
+        assert_eq!(whole_block(&disk), 2048);
+    }
+}

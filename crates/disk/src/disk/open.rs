@@ -340,6 +340,7 @@ fn direct_alignment(file: &File, path: &Path, device: bool) -> Result<Alignment,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::LoopDevice;
 
     #[test]
     fn a_disk_has_the_size_that_it_was_said_to_have_if_that_is_a_number_of_its_blocks() {
@@ -381,5 +382,13 @@ mod tests {
             assert!(said(errno, false).ends_with(writing), "{}", said(errno, false));
             assert!(said(errno, true).ends_with("for reading; change its owner or mode"), "{}", said(errno, true));
         }
+    }
+
+    #[test]
+    fn a_device_that_is_write_protected_is_said_to_be_that_to_who_wants_to_write() {
+        let Some(device) = LoopDevice::with(1 << 20, 512, &["--read-only"]) else { return };
+        let said = |read_only| explain(Errno::ACCESS.into(), &device.path, read_only).to_string();
+        assert!(said(false).contains("is read-only; use read-only=on"), "{}", said(false));
+        assert!(said(true).contains("no permission to open"), "{}", said(true));
     }
 }

@@ -338,6 +338,7 @@ mod tests {
 
     use super::*;
     use crate::request::{Request, RequestToken};
+    use crate::tests::pinned::{piece, pinning, present};
     use crate::{Driver, Options};
 
     fn disk() -> (tempfile::NamedTempFile, Arc<Disk>) {
@@ -376,7 +377,48 @@ mod tests {
                 }
                 assert_eq!((ended, memory), (Some(Ok(())), [7; 4096]), "{slot}");
             }
+            if uring.table {
+                uring.detach(0);
+                let nothing = opcode::Write::new(types::Fixed(0), std::ptr::null(), 0).build();
+                let mut ring = uring.ring.borrow_mut();
+                // SAFETY: it touches no memory. Its number is nobody's place.
+                unsafe { ring.push(nothing, u64::from(u32::MAX)) };
+                ring.wait(None).unwrap();
+                ring.sort();
+                let result = ring.next_op().map(|op| op.result);
+                assert_eq!(result, Some(-libc::EBADF), "nothing else is in the place of a disk that is detached");
+            }
         }
+    }
+
+    #[test]
+    fn an_engine_that_is_dropped_leaves_nothing_registered_with_the_loops_ring() {
+        let (_image, disk) = disk();
+        let ring = Rc::new(RefCell::new(Ring::new().unwrap()));
+        let mut uring = Uring::shared(Rc::clone(&ring), Arc::default());
+        if !uring.table {
+            return egret_needs::this_test_lacks("a ring with a table of files");
+        }
+        uring.attach(0, &disk).unwrap();
+        drop(uring);
+        // A table that was there still would be in the way of another.
+        ring.borrow().submitter().register_files_sparse(FILES).unwrap();
+    }
+
+    #[test]
+    fn memory_is_pinned_by_steps_that_are_due_and_by_no_others() {
+        let (_image, disk) = disk();
+        let mut uring = Uring::alone(Ring::new().unwrap(), Arc::default()).unwrap();
+        uring.attach(0, &disk).unwrap();
+        let memory = present(&[4096]);
+        uring.pin(0, pinning(&memory));
+        let map = uring.files[0].pinned.unwrap();
+        assert_eq!(uring.pins.buffer(map, &piece(&memory, 4096, 0, 4096)), None);
+        // The first of two is due at the beginning of time, and the second when it has rested.
+        (0..10).for_each(|_| uring.submit(Nanos::ZERO));
+        assert_eq!(uring.counters.pinned.get(), 0);
+        uring.submit(Nanos(u64::MAX));
+        assert_eq!(uring.counters.pinned.get(), 4096);
     }
 
     #[test]

@@ -70,6 +70,19 @@ fn readers_are_active_side_by_side_and_whoever_does_not_lock_is_always_let_in() 
 }
 
 #[test]
+fn an_image_that_is_open_without_locks_is_locked_in_passing_and_no_longer() {
+    let mut shared = Shared::new(&[0; 65536]);
+    let other = shared.open();
+    shared.options = Options { locking: Locking::Off, allow_inactive: false, ..shared.options };
+    let unlocked = shared.open();
+    let locked = unlocked.lock_for_now(Locking::On).unwrap();
+    refused(&other);
+    drop(locked);
+    let _active = other.activate().unwrap();
+    assert!(unlocked.lock_for_now(Locking::On).unwrap_err().is_locked());
+}
+
+#[test]
 fn what_others_have_made_of_an_image_is_found_when_it_becomes_active() {
     let mut shared = Shared::new(&[0; 65536]);
     let disk = shared.open();
@@ -132,7 +145,7 @@ fn one_that_is_reopened_while_it_is_active_stays_so_and_one_that_is_not_does_not
 fn of_those_who_serve_a_disk_the_last_to_leave_is_to_have_it_written_out_though_others_have_it_active() {
     let shared = Shared::new(&[0; 65536]);
     let disk = shared.open();
-    let _held = disk.activate().unwrap();
+    let held = disk.activate().unwrap();
     let served = |disk: &Arc<Disk>| {
         let mut active = disk.activate().unwrap();
         active.serve();
@@ -142,6 +155,7 @@ fn of_those_who_serve_a_disk_the_last_to_leave_is_to_have_it_written_out_though_
     second.serve();
     drop(gone);
     assert!(!first.leave());
+    assert_eq!([&held, &first, &second].map(Active::serves), [false, false, true]);
     assert!(second.leave(), "the other one is about to go, though it is there");
     assert!(first.leave(), "nobody serves it by now");
     first.serve();
@@ -153,7 +167,7 @@ fn of_those_who_serve_a_disk_the_last_to_leave_is_to_have_it_written_out_though_
     second.hand_over(&new);
     assert!(second.leave());
     first.hand_over(&new);
-    assert!(!second.leave() && first.leave());
+    assert!(first.serves() && !second.leave() && first.leave());
     assert!(disk.activate().unwrap().leave());
 }
 

@@ -76,6 +76,7 @@ fn all_that_comes_at_once_begins_at_once_unless_the_kernel_copies_it_while_anoth
     let null = Options::new("null", Driver::Null { size: MIB, latency: Nanos::ZERO, read_zeroes: false });
     let null = Arc::new(Disk::open(&null).unwrap());
     everywhere(8 * MIB, |rig| {
+        let begun = clock::now();
         for is_alone in [true, false] {
             if !is_alone {
                 rig.engines.attach(&null).unwrap();
@@ -87,6 +88,8 @@ fn all_that_comes_at_once_begins_at_once_unless_the_kernel_copies_it_while_anoth
             let copies = rig.disk.options().aio == Aio::IoUring && !rig.disk.options().direct;
             assert_eq!(rig.engines.deadline().is_some(), copies && !is_alone, "alone: {is_alone}");
             rig.settle();
+            let engines = rig.engines.counters().read().engines;
+            assert!(engines.iter().all(|engine| engine.submitting <= clock::now() - begun), "{engines:?}");
         }
     });
 }

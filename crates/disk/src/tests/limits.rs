@@ -151,6 +151,27 @@ fn take_back(rig: &mut Rig, is_wanted: impl FnMut(&Request) -> bool) -> Vec<Requ
 }
 
 #[test]
+fn a_disk_of_which_all_that_waited_was_taken_back_is_let_go_of_at_once() {
+    let mut rig = rig();
+    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
+    assert_eq!(read(&mut rig, 5), 2);
+    assert_eq!(take_back(&mut rig, |_| true).len(), 3);
+    rig.engines.detach(rig.slot);
+    assert_eq!(Arc::strong_count(&rig.disk), 1, "nothing of it is in flight");
+}
+
+#[test]
+fn what_has_its_turn_by_the_time_at_which_others_are_taken_back_begins_at_once() {
+    let [mut rig, _] = wait(2, 0);
+    let later = clock::now() + Nanos((BLOCK + BLOCK / 2) * 1_000_000_000);
+    assert!(rig.engines.withdraw_some(rig.slot, later, |_| false).is_empty());
+    assert!(rig.engines.deadline().unwrap() <= clock::now(), "nor does the loop wait for the turn of the next one");
+    rig.engines.submit(clock::now());
+    rig.reap();
+    assert_eq!((rig.done.len(), rig.engines.in_flight()), (3, 1));
+}
+
+#[test]
 fn what_is_taken_back_and_comes_again_has_the_turn_that_it_would_have_had_in_whatever_order_it_does() {
     let mut rigs = wait(4, 4);
     let mut taken = take_back(&mut rigs[0], |request| request.token.0 % 2 == 0);
@@ -159,6 +180,7 @@ fn what_is_taken_back_and_comes_again_has_the_turn_that_it_would_have_had_in_wha
     for request in taken {
         assert!(rigs[0].engines.push(rigs[0].slot, request));
     }
+    assert!(!rigs[0].engines.keep_places(rigs[0].slot, |_| true), "each is there again");
     assert_eq!(read(&mut rigs[0], 1), 0);
     // All that waits for a byte a second has its turn, one after another, and what came last has it last.
     let begun: Vec<_> = (1..=9).map(|block| begun_by(&mut rigs, block)).collect();

@@ -289,7 +289,7 @@ impl Image {
 
 impl Disk {
     /// Takes its file for a device, of which direct I/O leaves nothing in the page cache.
-    fn become_a_device(&mut self) {
+    pub(crate) fn become_a_device(&mut self) {
         let file = self.file().unwrap().try_clone().unwrap();
         self.backing = Backing::Device(file);
     }
@@ -297,7 +297,7 @@ impl Disk {
 
 /// A block device over a file in memory, for as long as it lives.
 pub(crate) struct LoopDevice {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     file: tempfile::NamedTempFile,
 }
 
@@ -308,7 +308,7 @@ impl LoopDevice {
     }
 
     /// The same, with more arguments for `losetup`.
-    fn with(size: u64, sector: u32, extra: &[&str]) -> Option<Self> {
+    pub(crate) fn with(size: u64, sector: u32, extra: &[&str]) -> Option<Self> {
         let dir = if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
         let file = tempfile::Builder::new().prefix("egret-disk-test-").tempfile_in(dir).unwrap();
         file.as_file().set_len(size).unwrap();

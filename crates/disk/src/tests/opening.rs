@@ -1,10 +1,11 @@
 //! What opens, and what does not and why.
 
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::OFlags;
+use rustix::fs::{MemfdFlags, OFlags, ftruncate, memfd_create};
 
 use super::*;
 use crate::{DetectZeroes, Discard, Locking};
@@ -44,6 +45,16 @@ fn an_image_is_described_as_it_is() {
         (disk.max_discard_bytes(), disk.max_write_zeroes_bytes(), disk.optimal_io_size()),
         (1 << 30, 1 << 30, 0)
     );
+}
+
+#[test]
+fn what_a_file_is_allocated_in_is_told_if_partitions_may_well_begin_at_multiples_of_it() {
+    let Ok(huge) = memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB) else {
+        return egret_needs::this_test_lacks("files in huge pages");
+    };
+    ftruncate(&huge, 1 << 30).unwrap();
+    let path = format!("/proc/self/fd/{}", huge.as_raw_fd());
+    assert_eq!(Disk::open(&file(Path::new(&path))).unwrap().physical_block_size(), 512);
 }
 
 #[test]
@@ -175,6 +186,28 @@ fn where_there_is_no_direct_io_that_is_said_of_what_is_opened_and_of_what_is_han
 }
 
 #[test]
+fn there_is_no_direct_io_where_the_kernel_calls_it_invalid_and_what_fails_otherwise_fails_for_another_reason() {
+    let image = Image::beside_the_build(&[0; 65536]);
+    let unsupported = "does not support direct I/O";
+    for (call, errno, direct, expected) in [
+        (libc::SYS_openat, libc::EINVAL, true, unsupported),
+        (libc::SYS_openat, libc::EINVAL, false, "cannot open"),
+        (libc::SYS_pread64, libc::EINVAL, true, unsupported),
+        // A first block that is bad.
+        (libc::SYS_pread64, libc::EIO, true, ""),
+    ] {
+        let options = Options { direct, ..image.options() };
+        // What is refused to a thread it never has again.
+        let opened = std::thread::spawn(move || {
+            crate::refuse::refuse(call, errno);
+            Disk::open(&options).map(drop)
+        });
+        let said = opened.join().unwrap().err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(said.contains(expected) && said.is_empty() == expected.is_empty(), "{call} {errno} {direct}: {said}");
+    }
+}
+
+#[test]
 fn a_size_that_changes_is_found_when_asked_for() {
     let image = Image::new(1 << 20);
     let mut rig = Rig::new(&image.options());
@@ -201,7 +234,7 @@ fn what_is_no_image_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing.img");
     assert!(refused(&file(&missing)).contains("missing.img' does not exist"));
-    assert!(!missing.exists());
+    assert!(!missing.exists() && !Disk::open(&file(&missing)).unwrap_err().is_locked());
     assert!(refused(&device(&missing)).contains("does not exist"));
     assert!(refused(&file(dir.path())).contains("is a directory"));
     assert!(refused(&device(dir.path())).contains("is a directory"));

@@ -403,7 +403,8 @@ fn a_remote_disk_whose_driver_says_nothing_of_it_is_not_lost_has_no_news_and_is_
     assert!(plain == plain.clone() && plain != RemoteDisk::new(Plain));
     let refused = EngineSet::new(EngineOptions::default()).attach(&disk).unwrap_err();
     assert_eq!(refused.to_string(), "nobody runs it");
-    assert!(disk.grow(2 * SIZE).is_err() && disk.size() == SIZE);
+    assert!(!plain.can_resize() && disk.grow(2 * SIZE).is_err() && disk.size() == SIZE);
+    assert_eq!(disk.grow(SIZE).unwrap(), SIZE, "it need not be made longer for that");
 }
 
 #[test]

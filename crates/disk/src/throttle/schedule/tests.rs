@@ -223,6 +223,20 @@ fn what_is_owed_already_is_not_looked_through_for_what_another_queue_owes() {
 }
 
 #[test]
+fn where_nothing_is_owed_nobody_has_turns_of_a_time_at_which_nobody_looked() {
+    // Two of them may come at once.
+    let mut schedule = Schedule::new(limits(average(10)));
+    let disk = schedule.join();
+    let waits = load(&mut schedule, disk, Direction::Read, 50);
+    schedule.grant(Nanos::ZERO);
+    assert_eq!(schedule.take(waits.queue), [2, 0]);
+    let now = Nanos(2 * 1_000_000_000);
+    schedule.pay(now);
+    schedule.grant(now);
+    assert_eq!(schedule.take(waits.queue), [2, 0]);
+}
+
+#[test]
 fn a_lane_that_is_closed_has_used_up_what_it_took_along() {
     let mut schedule = Schedule::new(limits(average(100)));
     let disk = schedule.join();
