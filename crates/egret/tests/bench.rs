@@ -432,6 +432,49 @@ fn a_load_that_only_reads_leaves_a_file_over_ssh_as_it_is_though_it_wants_more_o
     assert_eq!(fs::read(&image).unwrap(), content);
 }
 
+#[test]
+fn a_disk_over_ssh_that_is_mounted_by_another_name_is_not_written_to() {
+    if !is_root_or_skips("to mount a loop device") || !has_or_skips("fio") || !has_or_skips("mkfs.ext4") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let device = egret_lab::disks::LoopDevice::over(&scratch.image("image", 16 << 20)).unwrap();
+    let (root, at) = (scratch.path("root"), scratch.path("mnt"));
+    std::os::unix::fs::symlink(device.path(), &root).unwrap();
+    fs::create_dir(&at).unwrap();
+    let done = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
+    done(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(device.path()));
+    let said = || {
+        let (lab, mut bench) = over_ssh(device.path(), "rw = 'randwrite'\nruntime = '100ms'\nramp_time = '0s'");
+        let ended = bench.arg("--write-device").output().unwrap();
+        (lab.run().cells[0].failure().map(str::to_owned), ended)
+    };
+    done(Command::new("mount").args(["--no-canonicalize", "-t", "ext4"]).args([&root, &at]));
+    let mounted = said();
+    done(Command::new("umount").arg(&at));
+    assert!(mounted.0.as_ref().is_some_and(|why| why.ends_with("is in use there")), "{mounted:?}");
+    let free = said();
+    assert!(free.0.as_ref().is_some_and(|why| why.contains("is not empty there, and")), "{free:?}");
+}
+
+#[test]
+fn a_cell_over_ssh_failed_of_what_was_said_while_it_was_measured_and_not_before() {
+    if !has_or_skips("fio") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let load = "rw = 'randread'\nruntime = '100ms'\nramp_time = '0s'";
+    let (lab, mut bench) = over_ssh(&scratch.image("image", 16 << 20), load);
+    let fio = "#!/bin/sh\nPATH=${PATH#*:}\n[ $# -gt 1 ] && ! mkdir \"$0-ran\" 2>/dev/null || { echo fio: a warning >&2; exec fio \"$@\"; }\n\
+               echo fio: no more >&2\nexit 1\n";
+    fs::write(lab.scratch.path("bin/fio"), fio).unwrap();
+    fs::set_permissions(lab.scratch.path("bin/fio"), fs::Permissions::from_mode(0o755)).unwrap();
+    bench.args(["--repetitions", "2"]).output().unwrap();
+    let cells = lab.run().cells;
+    assert!(measured(&cells[0]).requests() > 0, "{cells:?}");
+    assert!(cells[1].failure().unwrap().ends_with(": no more"), "{cells:?}");
+}
+
 /// A plan with profiles, and the path to a `perf` that does what a script says.
 fn profiled(script: &str) -> (Lab, String) {
     let lab = Lab::new(
