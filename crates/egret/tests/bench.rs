@@ -699,6 +699,32 @@ fn an_interrupt_keeps_what_is_finished_and_says_how_to_go_on() {
 }
 
 #[test]
+fn an_interrupt_of_the_second_of_several_plans_says_how_to_go_on_with_that() {
+    let said = await_some("an interrupt to come before the end", || {
+        let lab = slow("null");
+        let first = lab.plan.with_file_name("first.toml");
+        let load = "ramp_time = '10ms'\nruntime = '50ms'";
+        let plan = fs::read_to_string(&lab.plan).unwrap().replace("ramp_time = '20ms'\nruntime = '200ms'", load);
+        fs::write(&first, plan.replace("'test'", "'first'")).unwrap();
+        let mut child = Reaped(lab.command(&["first.toml", "plan.toml", "--repetitions", "5"]).spawn().unwrap());
+        let has_begun = || {
+            let runs = fs::read_dir(lab.scratch.image_path("egret-bench")).into_iter().flatten().flatten();
+            let second = runs.map(|run| run.path()).find(|run| run.to_string_lossy().contains("/test-"));
+            second.is_some_and(|run| runner::read(&run).is_ok_and(|run| !run.cells.is_empty()))
+        };
+        await_that("a cell of the second plan", has_begun);
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child.0), rustix::process::Signal::INT)
+            .unwrap();
+        let status = child.0.wait().unwrap();
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut child.0.stderr.take().unwrap(), &mut said).unwrap();
+        (!status.success()).then_some((status.code(), said))
+    });
+    assert!(said.1.contains("interrupted; to go on: egret bench --resume egret-bench/test-"), "{said:?}");
+    assert_eq!(said.0, Some(1));
+}
+
+#[test]
 fn the_same_command_goes_on_with_a_run_and_a_finished_one_stays_as_it_is() {
     let lab = slow("null");
     succeeded(&lab.bench(&[]).output().unwrap());
@@ -929,6 +955,8 @@ fn what_fio_measured_elsewhere_is_brought_in() {
     let subjects: Vec<_> = run.cells.iter().map(|cell| cell.id.subject.as_str()).collect();
     assert_eq!(subjects, ["six", "seven"]);
     assert_eq!(measured(&run.cells[0]).latency(|latency| latency.mean), Some(7.0));
+    let error = complaint(lab.command(&["--resume", &results]));
+    assert!(error.ends_with("results: what fio measured elsewhere does not go on here"), "{error}");
 }
 
 #[test]
@@ -956,6 +984,9 @@ fn runs_are_compared_in_groups_and_drawn_over_time() {
     let page = egret(&["report", "--output", "over-time.html", &results, &results]);
     assert_eq!(text(&page.stdout), "over-time.html\n");
     assert!(fs::read_to_string(lab.scratch.image_path("over-time.html")).unwrap().contains("<svg "));
+    let page = egret(&["report", "--output", "first-night.html", &results]);
+    assert_eq!(text(&page.stdout), "first-night.html\n");
+    assert!(fs::read_to_string(lab.scratch.image_path("first-night.html")).unwrap().contains("over time"));
 }
 
 #[test]
@@ -1011,5 +1042,9 @@ fn a_dry_run_names_the_cells_and_touches_nothing() {
     assert!(!lab.results().exists());
     let lab = Lab::new(&NULL_DISK.replacen("'null'", "'file'", 1));
     let said = text(&lab.bench(&["--dry-run"]).output().unwrap().stdout);
+    for others in [["--resume", "x", "--dry-run"], ["--import", "x", "--dry-run"]] {
+        let error = complaint(lab.command(&others));
+        assert!(error.contains("--dry-run") && error.contains("cannot be used with"), "{error}");
+    }
     assert!(said.contains("\nwarning: subject 'two threads' names no aio, and so has threads"), "{said}");
 }

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::disks::{self, Disks};
 use crate::fingerprint;
+use crate::import::is_imported;
 use crate::machine::{self, Placement};
 use crate::plan::{Load, Plan};
 use crate::process::{ProcessReaper, Scratch, short_directory};
@@ -217,6 +218,10 @@ impl Runner {
     /// There is none, or its disks cannot be made.
     pub fn resume(options: &RunOptions, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
         let (mut journal, mut run) = Journal::resume(&options.directory)?;
+        if is_imported(&run) {
+            let error = format!("{}: what fio measured elsewhere does not go on here", options.directory.display());
+            return Err(io::Error::other(error));
+        }
         check(&run.plan, options).map_err(io::Error::other)?;
         let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
