@@ -1,4 +1,4 @@
-//! `egret report`: a run's report anew, or several runs over time.
+//! `egret report`: a run's report anew, or runs over time.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use clap::Args;
 use egret_lab::analysis::Analysis;
 use egret_lab::{report, runner};
 
-/// Write the report of a run anew, or a page of several runs over time.
+/// Write the report of a run anew, or a page of runs over time.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Of several runs each is put beside the one before it. docs/report.md explains the pages.")]
 pub struct Report {
@@ -17,9 +17,9 @@ pub struct Report {
     /// Print one run as mails about polling have it: before and after by pattern, length, jobs and I/O threads
     #[arg(long, conflicts_with = "output")]
     mail: bool,
-    /// Where the page of several runs goes
-    #[arg(long, value_name = "FILE", default_value = "egret-report.html")]
-    output: PathBuf,
+    /// Where the page of runs over time goes, be it of one run [default: egret-report.html, of several]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 /// Runs `egret report`.
@@ -30,16 +30,17 @@ pub fn run(asked: &Report) -> Result<()> {
         print!("{}", report::mail(&Analysis::new(&run)).map_err(anyhow::Error::msg)?);
         return Ok(());
     }
-    if let [directory] = asked.runs.as_slice() {
+    if let ([directory], None) = (asked.runs.as_slice(), &asked.output) {
         report::write(&runner::read(directory)?, directory).with_context(|| directory.display().to_string())?;
         println!("{}", directory.join(report::PAGE).display());
         return Ok(());
     }
-    let read = |directory: &PathBuf| Ok((link(directory, &asked.output), runner::read(directory)?));
+    let output = asked.output.as_deref().unwrap_or(Path::new("egret-report.html"));
+    let read = |directory: &PathBuf| Ok((link(directory, output), runner::read(directory)?));
     let runs = asked.runs.iter().map(read).collect::<Result<Vec<_>>>()?;
     let page = report::over_time(&runs).map_err(anyhow::Error::msg)?;
-    std::fs::write(&asked.output, page).with_context(|| asked.output.display().to_string())?;
-    println!("{}", asked.output.display());
+    std::fs::write(output, page).with_context(|| output.display().to_string())?;
+    println!("{}", output.display());
     Ok(())
 }
 

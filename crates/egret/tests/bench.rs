@@ -432,6 +432,49 @@ fn a_load_that_only_reads_leaves_a_file_over_ssh_as_it_is_though_it_wants_more_o
     assert_eq!(fs::read(&image).unwrap(), content);
 }
 
+#[test]
+fn a_disk_over_ssh_that_is_mounted_by_another_name_is_not_written_to() {
+    if !is_root_or_skips("to mount a loop device") || !has_or_skips("fio") || !has_or_skips("mkfs.ext4") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let device = egret_lab::disks::LoopDevice::over(&scratch.image("image", 16 << 20)).unwrap();
+    let (root, at) = (scratch.path("root"), scratch.path("mnt"));
+    std::os::unix::fs::symlink(device.path(), &root).unwrap();
+    fs::create_dir(&at).unwrap();
+    let done = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
+    done(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(device.path()));
+    let said = || {
+        let (lab, mut bench) = over_ssh(device.path(), "rw = 'randwrite'\nruntime = '100ms'\nramp_time = '0s'");
+        let ended = bench.arg("--write-device").output().unwrap();
+        (lab.run().cells[0].failure().map(str::to_owned), ended)
+    };
+    done(Command::new("mount").args(["--no-canonicalize", "-t", "ext4"]).args([&root, &at]));
+    let mounted = said();
+    done(Command::new("umount").arg(&at));
+    assert!(mounted.0.as_ref().is_some_and(|why| why.ends_with("is in use there")), "{mounted:?}");
+    let free = said();
+    assert!(free.0.as_ref().is_some_and(|why| why.contains("is not empty there, and")), "{free:?}");
+}
+
+#[test]
+fn a_cell_over_ssh_failed_of_what_was_said_while_it_was_measured_and_not_before() {
+    if !has_or_skips("fio") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let load = "rw = 'randread'\nruntime = '100ms'\nramp_time = '0s'";
+    let (lab, mut bench) = over_ssh(&scratch.image("image", 16 << 20), load);
+    let fio = "#!/bin/sh\nPATH=${PATH#*:}\n[ $# -gt 1 ] && ! mkdir \"$0-ran\" 2>/dev/null || { echo fio: a warning >&2; exec fio \"$@\"; }\n\
+               echo fio: no more >&2\nexit 1\n";
+    fs::write(lab.scratch.path("bin/fio"), fio).unwrap();
+    fs::set_permissions(lab.scratch.path("bin/fio"), fs::Permissions::from_mode(0o755)).unwrap();
+    bench.args(["--repetitions", "2"]).output().unwrap();
+    let cells = lab.run().cells;
+    assert!(measured(&cells[0]).requests() > 0, "{cells:?}");
+    assert!(cells[1].failure().unwrap().ends_with(": no more"), "{cells:?}");
+}
+
 /// A plan with profiles, and the path to a `perf` that does what a script says.
 fn profiled(script: &str) -> (Lab, String) {
     let lab = Lab::new(
@@ -653,6 +696,32 @@ fn an_interrupt_keeps_what_is_finished_and_says_how_to_go_on() {
     assert!(run.cells.len() >= 2 && run.ended.is_none());
     assert!(run.cells.iter().all(|cell| measured(cell).seconds > 0.19), "each was measured to its end");
     resumed(&lab, &run.cells);
+}
+
+#[test]
+fn an_interrupt_of_the_second_of_several_plans_says_how_to_go_on_with_that() {
+    let said = await_some("an interrupt to come before the end", || {
+        let lab = slow("null");
+        let first = lab.plan.with_file_name("first.toml");
+        let load = "ramp_time = '10ms'\nruntime = '50ms'";
+        let plan = fs::read_to_string(&lab.plan).unwrap().replace("ramp_time = '20ms'\nruntime = '200ms'", load);
+        fs::write(&first, plan.replace("'test'", "'first'")).unwrap();
+        let mut child = Reaped(lab.command(&["first.toml", "plan.toml", "--repetitions", "5"]).spawn().unwrap());
+        let has_begun = || {
+            let runs = fs::read_dir(lab.scratch.image_path("egret-bench")).into_iter().flatten().flatten();
+            let second = runs.map(|run| run.path()).find(|run| run.to_string_lossy().contains("/test-"));
+            second.is_some_and(|run| runner::read(&run).is_ok_and(|run| !run.cells.is_empty()))
+        };
+        await_that("a cell of the second plan", has_begun);
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child.0), rustix::process::Signal::INT)
+            .unwrap();
+        let status = child.0.wait().unwrap();
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut child.0.stderr.take().unwrap(), &mut said).unwrap();
+        (!status.success()).then_some((status.code(), said))
+    });
+    assert!(said.1.contains("interrupted; to go on: egret bench --resume egret-bench/test-"), "{said:?}");
+    assert_eq!(said.0, Some(1));
 }
 
 #[test]
@@ -886,6 +955,8 @@ fn what_fio_measured_elsewhere_is_brought_in() {
     let subjects: Vec<_> = run.cells.iter().map(|cell| cell.id.subject.as_str()).collect();
     assert_eq!(subjects, ["six", "seven"]);
     assert_eq!(measured(&run.cells[0]).latency(|latency| latency.mean), Some(7.0));
+    let error = complaint(lab.command(&["--resume", &results]));
+    assert!(error.ends_with("results: what fio measured elsewhere does not go on here"), "{error}");
 }
 
 #[test]
@@ -913,6 +984,9 @@ fn runs_are_compared_in_groups_and_drawn_over_time() {
     let page = egret(&["report", "--output", "over-time.html", &results, &results]);
     assert_eq!(text(&page.stdout), "over-time.html\n");
     assert!(fs::read_to_string(lab.scratch.image_path("over-time.html")).unwrap().contains("<svg "));
+    let page = egret(&["report", "--output", "first-night.html", &results]);
+    assert_eq!(text(&page.stdout), "first-night.html\n");
+    assert!(fs::read_to_string(lab.scratch.image_path("first-night.html")).unwrap().contains("over time"));
 }
 
 #[test]
@@ -968,5 +1042,9 @@ fn a_dry_run_names_the_cells_and_touches_nothing() {
     assert!(!lab.results().exists());
     let lab = Lab::new(&NULL_DISK.replacen("'null'", "'file'", 1));
     let said = text(&lab.bench(&["--dry-run"]).output().unwrap().stdout);
+    for others in [["--resume", "x", "--dry-run"], ["--import", "x", "--dry-run"]] {
+        let error = complaint(lab.command(&others));
+        assert!(error.contains("--dry-run") && error.contains("cannot be used with"), "{error}");
+    }
     assert!(said.contains("\nwarning: subject 'two threads' names no aio, and so has threads"), "{said}");
 }

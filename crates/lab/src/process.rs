@@ -262,6 +262,11 @@ impl Process {
         held(&self.log).clone()
     }
 
+    /// Begins them anew: what it has said so far is of something else.
+    pub fn forget_log(&self) {
+        held(&self.log).clear();
+    }
+
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {

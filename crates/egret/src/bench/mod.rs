@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
@@ -67,7 +67,10 @@ pub struct Bench {
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Continue a run that was interrupted
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["plans", "output", "scale", "repetitions", "only", "aa"])]
+    #[arg(
+        long, value_name = "DIR",
+        conflicts_with_all = ["plans", "output", "scale", "repetitions", "only", "aa", "dry_run", "seed"]
+    )]
     resume: Option<PathBuf>,
     /// The QEMU that the plan calls so, such as after=./qemu-system-x86_64
     #[arg(long, value_name = "NAME=PATH", value_parser = named_path, conflicts_with = "resume")]
@@ -88,7 +91,7 @@ pub struct Bench {
     #[arg(long)]
     check: bool,
     /// Bring in what fio wrote with --output-format=json elsewhere: [NAME=]FILE
-    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["plans", "resume"])]
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["plans", "resume", "dry_run"])]
     import: Vec<String>,
 }
 
@@ -260,17 +263,24 @@ fn conduct(asked: &Bench, begin: impl FnOnce(&Arc<ProcessReaper>) -> Result<Runn
 /// servers notice.
 fn stop_on_signals(reaper: &Arc<ProcessReaper>) -> Result<()> {
     static SEEN: AtomicBool = AtomicBool::new(false);
-    let reaper = Arc::downgrade(reaper);
-    let handled = ctrlc::set_handler(move || match reaper.upgrade().filter(|_| !SEEN.swap(true, Ordering::AcqRel)) {
-        // What does not end at once is not to keep the second one waiting.
-        Some(reaper) => drop(std::thread::spawn(move || reaper.stop())),
-        None => std::process::exit(130),
+    // Of several plans each has its own, and all have one handler.
+    static REAPER: Mutex<Weak<ProcessReaper>> = Mutex::new(Weak::new());
+    let running = || REAPER.lock().unwrap_or_else(PoisonError::into_inner);
+    *running() = Arc::downgrade(reaper);
+    let handled = ctrlc::set_handler(move || {
+        let reaper = running().upgrade();
+        match reaper.filter(|_| !SEEN.swap(true, Ordering::AcqRel)) {
+            // What does not end at once is not to keep the second one waiting.
+            Some(reaper) => drop(std::thread::spawn(move || reaper.stop())),
+            None => std::process::exit(130),
+        }
     });
     match handled {
-        // Of several plans the second has it already; an interrupt ends the first, and with it all.
-        Ok(()) | Err(ctrlc::Error::MultipleHandlers) => Ok(()),
-        Err(error) => Err(error).context("signals"),
+        Ok(()) | Err(ctrlc::Error::MultipleHandlers) => {}
+        Err(error) => return Err(error).context("signals"),
     }
+    // It came when the plan before had no cell left to end.
+    if SEEN.load(Ordering::Acquire) { Err(anyhow::anyhow!("interrupted")) } else { Ok(()) }
 }
 
 fn list() -> Result<String> {

@@ -1,6 +1,6 @@
 //! Whether two runs may be compared at all.
 
-use crate::plan::{Load, Plan, Subject};
+use crate::plan::{Bytes, Load, Plan, Subject};
 use crate::results::{Component, Host, Outcome, Run};
 
 /// Memory may differ by this share of the larger: kernels keep more or less of it for themselves.
@@ -120,6 +120,10 @@ impl Found {
         let (a, b) = (disk(a), disk(b));
         let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".into());
         self.note("disk", Role::Unlike, or_none(a.model), or_none(b.model));
+        // Of virtual disks all that tells two from each other. Runs of before it was looked at have none.
+        if let (Some(a), Some(b)) = (a.size, b.size) {
+            self.note("disk's size", Role::Unlike, Bytes(a), Bytes(b));
+        }
         self.note("I/O scheduler", Role::Unlike, or_none(a.scheduler), or_none(b.scheduler));
         self.note("file system", Role::Unlike, or_none(a.file_system), or_none(b.file_system));
     }

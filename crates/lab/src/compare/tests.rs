@@ -3,7 +3,7 @@ mod symbols;
 use super::*;
 use crate::plan::Metric;
 use crate::results::{
-    Bottleneck, Cell, CellId, Component, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome,
+    BlockDevice, Bottleneck, Cell, CellId, Component, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome,
 };
 use crate::statistics::{Overall, Verdict, deviation};
 
@@ -208,6 +208,7 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
         .map(|name| component(name, "1", "a"))
         .into();
     host.started = vec![component("spdk", "", "a")];
+    host.disk = Some(BlockDevice { size: Some(1 << 40), ..BlockDevice::default() });
     host.settings = vec![("turbo".into(), "on".into())];
     type Change = fn(&mut Run);
     base.plan.subjects[0].qemu = Some("/opt/qemu-system-x86_64".into());
@@ -216,7 +217,7 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
         loads[0].iodepth = crate::plan::OneOrMany::One(1);
     });
     base.job_files.insert(base.plan.loads[0].name.clone(), "a".into());
-    let changes: [(&str, Role, Change); 39] = [
+    let changes: [(&str, Role, Change); 40] = [
         ("host", Role::Told, |run| run.host.name = "other".into()),
         ("kernel", Role::Compared, |run| run.host.kernel = "6.18".into()),
         ("kernel options", Role::Unlike, |run| run.host.kernel_options = "quiet mitigations=off".into()),
@@ -232,6 +233,7 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
         ("memory", Role::Unlike, |run| run.host.memory = 112),
         ("memory", Role::Unlike, |run| run.host.memory = 89),
         ("disk", Role::Unlike, |run| run.host.disk.get_or_insert_default().model = Some("nvme".into())),
+        ("disk's size", Role::Unlike, |run| run.host.disk.get_or_insert_default().size = Some(2 << 40)),
         ("I/O scheduler", Role::Unlike, |run| run.host.disk.get_or_insert_default().scheduler = Some("bfq".into())),
         ("file system", Role::Unlike, |run| run.host.disk.get_or_insert_default().file_system = Some("xfs".into())),
         ("egret", Role::Compared, |run| run.host.components[0].version = "2".into()),
@@ -273,7 +275,7 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
         }
     }
     // Of these neither is a difference: where the system was found, a little memory, interrupts, what only one side has.
-    let same: [Change; 10] = [
+    let same: [Change; 11] = [
         |run| run.plan.loads.change(|loads| loads[0].jobfile = Some("/elsewhere/load.fio".into())),
         |run| {
             run.plan.subjects[0].qemu = Some("/new/qemu-system-x86_64".into());
@@ -285,6 +287,7 @@ fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
         |run| run.host.settings.push(("disk's interrupts".into(), "34: 0".into())),
         |run| run.host.settings.clear(),
         |run| run.host.components.truncate(1),
+        |run| run.host.disk.get_or_insert_default().size = None,
         |run| {
             run.host.started[0] = Component { path: "/other".into(), sha256: "b".into(), ..run.host.started[0].clone() }
         },

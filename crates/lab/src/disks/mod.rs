@@ -320,18 +320,19 @@ impl Disks {
         if *backend == Backend::Local { Ok(&self.disks) } else { self.elsewhere.of(backend) }
     }
 
-    /// That the files that the lab has made are as long as they were, as a job file may make them longer; makes them so.
+    /// That the files that the lab has made are as long as they were, as a job file may have fio make others in their places, which
+    /// have no data where nothing was written since. Fills those anew.
     ///
     /// # Errors
     /// One was not, and how long it was.
     pub fn restore(&self, plan: &DiskPlan) -> io::Result<()> {
         let made = size(plan);
-        for path in self.disks.iter().filter_map(|disk| if let Disk::File(path) = disk { Some(path) } else { None }) {
+        for (number, disk) in (0..).zip(&self.disks) {
+            let Disk::File(path) = disk else { continue };
             let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-            let file = File::options().write(true).open(path).map_err(named)?;
-            let now = file.metadata()?.len();
+            let now = fs::metadata(path).map_err(named)?.len();
             if now != made {
-                file.set_len(made)?;
+                fs::remove_file(path).and_then(|()| fill(path, made, number)).map_err(named)?;
                 return Err(io::Error::other(format!("the disk had {made} bytes before, and {now} afterwards")));
             }
         }
@@ -417,10 +418,13 @@ mod tests {
         assert_eq!(blocks.len(), bytes.len() / 512);
         let made = plan("type = 'file'\nsize = '2M'").disk;
         assert!(disks.restore(&made).is_ok());
-        File::options().write(true).open(&paths[1]).unwrap().set_len(3 << 20).unwrap();
+        // As fio makes a longer one in its place.
+        fs::remove_file(&paths[1]).unwrap();
+        File::create_new(&paths[1]).unwrap().set_len(3 << 20).unwrap();
         let error = disks.restore(&made).unwrap_err().to_string();
         assert_eq!(error, "the disk had 2097152 bytes before, and 3145728 afterwards");
-        assert!(disks.restore(&made).is_ok() && fs::metadata(&paths[1]).unwrap().len() == 2 << 20);
+        assert!(disks.restore(&made).is_ok());
+        assert!(fs::read(&paths[1]).unwrap() == bytes[2 << 20..4 << 20], "it has its data again");
         fs::remove_file(&paths[1]).unwrap();
         let error = disks.restore(&made).unwrap_err().to_string();
         assert!(error.starts_with(paths[1].to_str().unwrap()), "{error}");

@@ -86,6 +86,10 @@ pub struct LoadKeys {
     pub application: Option<Application>,
 }
 
+/// The keys that pgbench reads.
+const PGBENCHS: &[&str] =
+    &["application", "size", "idle_disks", "iodepth", "numjobs", "rate_iops", "curve", "ramp_time", "runtime"];
+
 /// What runs in a guest beside fio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -300,8 +304,8 @@ impl Load {
         self.keys.subjects.is_empty() || self.keys.subjects.iter().any(|name| name == subject)
     }
 
-    /// That its job file is there, if it has one, uses no other disk than it is run on, and says which of its jobs run side by
-    /// side.
+    /// That its job file is there, if it has one, uses no other disk than it is run on, leaves that its I/O scheduler, and says
+    /// which of its jobs run side by side.
     ///
     /// # Errors
     /// It is not there, or is not so, in one line.
@@ -319,6 +323,11 @@ impl Load {
                 "{path} has {key}, by which fio uses something else than the disk that it is run on, the plan's, or removes it: leave it out"
             ));
         }
+        if crate::stack::fio::changes_the_scheduler(&text) {
+            return complain(format!(
+                "{path} has ioscheduler, which fio does not undo: leave it out, a subject's scheduler says it"
+            ));
+        }
         crate::stack::fio::hides_its_order(&text).map_or(Ok(()), |key| {
             complain(format!(
                 "{path} has {key}, and fio does not say which of its jobs ran side by side: jobs that take turns have stonewall"
@@ -326,14 +335,21 @@ impl Load {
         })
     }
 
-    /// Beside a job file: a key that has no effect, as all is the file's but the name and the subjects.
-    pub fn has_no_effect(&self) -> Option<String> {
+    /// A key that has no effect, and what it stands beside: a job file says all but the name and the subjects, and an application
+    /// reads few others.
+    pub fn has_no_effect(&self) -> Option<(String, &'static str)> {
+        let (beside, has_effect): (_, &[&str]) = match (&self.keys.jobfile, self.keys.application) {
+            (Some(_), _) => ("a jobfile, which says all but name and subjects", &["jobfile"]),
+            (None, Some(Application::Rsync)) => ("rsync", &["application", "size", "idle_disks"]),
+            (None, Some(Application::Pgbench)) => ("pgbench", PGBENCHS),
+            (None, None) => return None,
+        };
         let table = |keys: &LoadKeys| toml::Table::try_from(keys).unwrap_or_default();
         let usual = table(&toml::from_str("").ok()?);
         let is_said = |key: &str, value: &toml::Value| usual.get(key) != Some(value);
         let mut keys = table(&self.keys).into_iter();
-        keys.find(|(key, value)| !matches!(key.as_str(), "name" | "subjects" | "jobfile") && is_said(key, value))
-            .map(|(key, _)| key)
+        let has_none = |key: &str| !["name", "subjects"].contains(&key) && !has_effect.contains(&key);
+        keys.find(|(key, value)| has_none(key) && is_said(key, value)).map(|(key, _)| (key, beside))
     }
 
     /// Whether it writes, or may.

@@ -208,13 +208,18 @@ impl Plan {
         }
     }
 
-    /// That a load uses no more of a disk that the lab makes than there is: fio makes a file longer.
-    fn check_size(&self, load: &Load) -> Result<(), String> {
+    /// That a load, or its job file, uses no more of a disk that the lab makes than there is: fio makes a file longer.
+    ///
+    /// # Errors
+    /// It does, in one line.
+    pub fn check_size(&self, load: &Load) -> Result<(), String> {
         let disk = Bytes(disks::size(&self.disk));
         let is_on_it = |one: &Subject| one.stack != Stack::Ssh && !matches!(one.backend, Backend::Server(_));
         let is_made = self.disk.kind != DiskKind::Device
             && self.subjects.iter().any(|one| load.is_put_on(&one.name) && is_on_it(one));
-        match load.keys.size.filter(|size| is_made && *size > disk) {
+        let job_file = load.keys.jobfile.as_ref().map(|path| std::fs::read_to_string(path).unwrap_or_default());
+        let sizes = fio::sizes(job_file.as_deref().unwrap_or_default()).chain(load.keys.size);
+        match sizes.max().filter(|size| is_made && *size > disk) {
             Some(size) => Err(format!("load '{}': size = {size}, and the plan's disk has {disk}", load.name)),
             None => Ok(()),
         }
@@ -497,16 +502,11 @@ fn has_no_effect(subject: &Subject) -> Option<String> {
 
 fn check_load(load: &Load) -> Result<(), String> {
     let complain = |what: String| Err(format!("load '{}': {what}", load.name));
-    if load.keys.jobfile.is_some() {
-        return match load.has_no_effect() {
-            Some(key) => {
-                complain(format!("{key} has no effect beside a jobfile, which says all but name and subjects"))
-            }
-            None => load.check_job_file(),
-        };
+    if let Some((key, beside)) = load.has_no_effect() {
+        return complain(format!("{key} has no effect beside {beside}"));
     }
-    if load.keys.application.is_some() {
-        return Ok(());
+    if load.keys.jobfile.is_some() {
+        return load.check_job_file();
     }
     if let Err(error) = load.rw.parse::<Rw>() {
         return complain(error.to_string());
@@ -746,6 +746,16 @@ mod tests {
         assert_eq!(read("[a]\n[b]\nstonewall\n"), Ok(()));
         let error = read("[a]\n[b]\nwait_for=a\n").unwrap_err();
         assert!(error.contains("x.fio has wait_for, and fio does not say"), "{error}");
+        let error = read("[a]\nioscheduler = none\n").unwrap_err();
+        assert!(
+            error.ends_with(
+                "x.fio has ioscheduler, which fio does not undo: leave it out, a subject's scheduler says it"
+            ),
+            "{error}"
+        );
+        let error = read("[global]\nsize=1G\n[a]\n").unwrap_err();
+        assert_eq!(error, "x: load 'x.fio': size = 1G, and the plan's disk has 256M");
+        assert_eq!(read("[global]\nsize=256M\n[a]\nfilesize=1G-2G\n"), Ok(()));
         let error = read("[a]\nfilename=/dev/sda\n").unwrap_err();
         assert!(error.contains("x.fio has filename, by which fio uses something else than the disk"), "{error}");
         std::fs::write(folder.path().join("x.fio"), "[a]\nioengine=psync\n").unwrap();
@@ -756,6 +766,33 @@ mod tests {
                 error.ends_with(&format!("{key} has no effect beside a jobfile, which says all but name and subjects")),
                 "{error}"
             );
+        }
+        for (application, key, is_said) in [
+            ("rsync", "iodepth", true),
+            ("rsync", "runtime", true),
+            ("rsync", "size", false),
+            ("rsync", "idle_disks", false),
+            ("pgbench", "disks", true),
+            ("pgbench", "bs", true),
+            ("pgbench", "iodepth", false),
+            ("pgbench", "rate_iops", false),
+        ] {
+            let plan = PLAN.replace("'egret'", "'guest'").replace("'null'", "'file'").replace("bs = '4k'\n", "");
+            let said = read(&format!("{plan}application = '{application}'\n{key} = 8192\n"));
+            let expected = format!(
+                "x: load '{}': {key} has no effect beside {application}",
+                if application == "rsync" { "rsync" } else { "pgbench 1 clients" }
+            );
+            assert_eq!(said, if is_said { Err(expected) } else { Ok(()) }, "{application} {key}");
+        }
+        for (what, is_wrong) in [
+            ("iodepth = 0", "iodepth must be at least 1"),
+            ("runtime = 0", "runtime must be above 0"),
+            ("rate_iops = -5", "rate_iops must be above 0, and at most 10000000"),
+            ("curve = { from = -5, to = 9, points = 1 }", "a curve goes from a share above 0"),
+        ] {
+            let error = load(&format!("application = 'pgbench'\n{what}"));
+            assert!(error.contains(is_wrong), "{error}");
         }
         let error = read(&text.replace("'host'", "'host'\nblockdev.aio = 'native'")).unwrap_err();
         assert!(

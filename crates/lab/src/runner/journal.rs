@@ -45,7 +45,7 @@ impl Journal {
         fs::create_dir_all(directory)?;
         let lock = lock(directory)?;
         if directory.join(RESULT).exists() {
-            let error = format!("{} holds a run already; --resume continues it", directory.display());
+            let error = format!("{} holds a run already", directory.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, error));
         }
         write(directory, run)?;
@@ -219,7 +219,7 @@ mod tests {
         assert!(error.starts_with("another egret bench is at work"), "{error}");
         drop(journal);
         let error = Journal::create(place.path(), &run()).err().unwrap().to_string();
-        assert!(error.ends_with("--resume continues it"), "{error}");
+        assert!(error.ends_with("holds a run already"), "{error}");
     }
 
     #[test]

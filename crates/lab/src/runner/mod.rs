@@ -25,6 +25,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::disks::{self, Disks};
 use crate::fingerprint;
+use crate::import::is_imported;
 use crate::machine::{self, Placement};
 use crate::plan::{Load, Plan};
 use crate::process::{ProcessReaper, Scratch, short_directory};
@@ -107,6 +108,8 @@ pub fn check(plan: &Plan, options: &RunOptions) -> Result<(), String> {
     }
     // Of a run that is resumed it may be gone: each cell would fail, and a cell that has ended is never measured again.
     plan.loads.iter().try_for_each(Load::check_job_file)?;
+    // Of one that was scaled a job file may want more than there is.
+    plan.loads.iter().try_for_each(|load| plan.check_size(load))?;
     if !options.write_device {
         disks::check_writes_no_device(plan)?;
     }
@@ -215,6 +218,10 @@ impl Runner {
     /// There is none, or its disks cannot be made.
     pub fn resume(options: &RunOptions, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
         let (mut journal, mut run) = Journal::resume(&options.directory)?;
+        if is_imported(&run) {
+            let error = format!("{}: what fio measured elsewhere does not go on here", options.directory.display());
+            return Err(io::Error::other(error));
+        }
         check(&run.plan, options).map_err(io::Error::other)?;
         let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
@@ -397,6 +404,10 @@ impl Runner {
         let measured = deployment.measure(&Task { load: &load, rate_iops, seed, control, io_submit, raw: &raw });
         // Where the lab's own loads stay is known before.
         let whole = if from_begin { self.disks.restore(&self.run.plan.disk).map_err(Unable::failed) } else { Ok(()) };
+        if whole.is_err() {
+            // Who stands by has the file open that was there before.
+            self.kept.clear();
+        }
         let measured = measured.and_then(|measured| whole.map(|()| measured));
         let profile = perf.map(|recording| recording.and_then(perf::Recording::profile));
         let (samples, symbols) = profile.unwrap_or_else(|| Ok(Default::default())).unwrap_or_else(|text| {
@@ -558,6 +569,8 @@ pub fn raw_name(id: &CellId) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::results::{BlockDevice, Operations};
 
@@ -737,6 +750,51 @@ mod tests {
         let said = resumed.err().unwrap().to_string();
         assert_eq!(said, "load 'mine': there is no job file mine.fio");
         assert_eq!(files(), before);
+    }
+
+    #[test]
+    fn a_job_file_that_wants_more_than_a_disk_has_that_was_scaled_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        fs::write(place.path().join("mine.fio"), "[mine]\nsize=32M\n").unwrap();
+        let plan = "name = 'p'\ntitle = 't'\n[disk]\ntype = 'file'\nsize = '64M'\n[[subject]]\nname = 's'\nstack = 'host'\n\
+                    optional = true\n[[load]]\njobfile = 'mine.fio'\n";
+        let plan = Plan::read("p", plan, place.path()).unwrap();
+        let check = |scale| check(&plan.clone().scaled(scale), &options(place.path()));
+        assert_eq!(check(0.5), Ok(()));
+        assert_eq!(check(0.25).unwrap_err(), "load 'mine.fio': size = 32M, and the plan's disk has 16M");
+    }
+
+    #[test]
+    fn who_stands_by_with_a_disk_that_had_to_be_filled_anew_is_not_measured_on_the_one_before() {
+        /// Stands by, and does what a job file may.
+        struct Longer(PathBuf, Arc<AtomicUsize>);
+        impl Deployment for Longer {
+            fn takes(&self, _: &Load) -> bool {
+                true
+            }
+            fn measure(&mut self, _: &Task<'_>) -> Result<Measurement, Unable> {
+                self.1.fetch_add(1, Ordering::Relaxed);
+                fs::File::options().write(true).open(&self.0).unwrap().set_len(2 << 20).unwrap();
+                Ok(Measurement::default())
+            }
+        }
+
+        let place = tempfile::tempdir().unwrap();
+        let subjects = ["a", "b"].map(|name| format!("[[subject]]\nname = '{name}'\nstack = 'egret'\n")).concat();
+        let plan = format!(
+            "name = 'p'\ntitle = 't'\nrepetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '1M'\n{subjects}\
+             [[load]]\nname = 'mine'\njobfile = 'mine.fio'\n"
+        );
+        let reaper = ProcessReaper::new().unwrap();
+        let mut runner = Runner::begin(toml::from_str(&plan).unwrap(), &options(place.path()), &reaper).unwrap();
+        let (disk, measured) = (runner.disks.disks[0].path().unwrap().to_owned(), Arc::default());
+        for subject in [0, 1] {
+            runner.kept.insert(subject, Box::new(Longer(disk.clone(), Arc::clone(&measured))));
+        }
+        runner.go(&mut Silence).unwrap();
+        assert_eq!(measured.load(Ordering::Relaxed), 1);
+        let failed = |cell: &&Cell| cell.failure() == Some("the disk had 1048576 bytes before, and 2097152 afterwards");
+        assert_eq!(runner.run().cells.iter().filter(failed).count(), 1, "{:?}", runner.run().cells);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::Task;
-use crate::plan::{Load, LoadKeys, RateProcess, Seconds};
+use crate::plan::{Bytes, Load, LoadKeys, RateProcess, Seconds};
 use crate::results::{Latency, Ledger, Measurement, Operations};
 
 /// How long a job file may take: only its author knows how long it does.
@@ -327,6 +327,17 @@ pub fn goes_elsewhere(job_file: &str) -> Option<&str> {
     keys(job_file).find(|(key, value)| goes_elsewhere(key, value)).map(|(key, _)| key)
 }
 
+/// Whether a job file has fio give the disk, or the one that its file is on, another I/O scheduler: fio leaves it so, and cells of
+/// other loads, and a user's machine, would have it from then on.
+pub fn changes_the_scheduler(job_file: &str) -> bool {
+    keys(job_file).any(|(key, _)| key == "ioscheduler")
+}
+
+/// How long files are to be by a job file, where that is a number: fio makes those that are shorter anew, with nothing in them.
+pub fn sizes(job_file: &str) -> impl Iterator<Item = Bytes> {
+    keys(job_file).filter(|(key, _)| matches!(*key, "size" | "filesize")).filter_map(|(_, size)| size.parse().ok())
+}
+
 /// The key of a job file after which fio's output does not tell which jobs ran side by side and which in turn.
 pub fn hides_its_order(job_file: &str) -> Option<&str> {
     keys(job_file).map(|(key, _)| key).find(|key| matches!(*key, "new_group" | "wait_for"))
@@ -569,5 +580,11 @@ mod tests {
         ] {
             assert_eq!(goes_elsewhere(&format!("{on_it}{line}\n")), Some(key), "{line}");
         }
+    }
+
+    #[test]
+    fn how_long_a_job_file_wants_its_files_is_known_where_it_is_a_number() {
+        let text = "[global]\nsize = 1G\n# size=2G\n[a]\nfilesize=16m\nsize=50%\nfilesize=1k-4k\nio_size=8G\n";
+        assert_eq!(sizes(text).collect::<Vec<_>>(), [Bytes(1 << 30), Bytes(16 << 20)]);
     }
 }

@@ -167,25 +167,10 @@ pub(super) fn deploy(subject: &Subject, load: &Load, context: &Context) -> Resul
 }
 
 impl Remote {
-    /// Whether there is fio and a disk, and where the load writes whether nobody uses it.
+    /// Looks at a disk.
     fn look(&mut self, disk: usize, writes: bool) -> Result<(), Unable> {
-        let script = format!(
-            r#"
-disk={disk}
-fail() {{ echo "$1" >&2; exit 1; }}
-command -v fio >/dev/null || fail "fio is not installed there"
-[ -b "$disk" ] || [ -f "$disk" ] || fail "$disk is no block device and no file there"
-[ -r "$disk" ] || fail "no permission for $disk there"
-[ {writes} = true ] || exit 0
-[ -w "$disk" ] || fail "no permission to write to $disk there"
-name=$(basename "$(readlink -f "$disk")")
-[ -z "$(ls "/sys/class/block/$name/holders" 2>/dev/null)" ] || fail "$disk is in use there"
-! grep -Eq "^(/dev/$name|$disk)(p?[0-9]+)? " /proc/mounts /proc/swaps || fail "$disk is in use there"
-[ {destroy} = true ] || head -c 1048576 "$disk" | cmp -s -n 1048576 - /dev/zero || fail "$disk is not empty there, and the plan writes to it; say destroy = true if its data may be lost"
-"#,
-            disk = quoted(&self.disks[disk]),
-            destroy = self.destroy,
-        );
+        let script = probe(&self.disks[disk], writes, self.destroy);
+        self.ssh.forget_log();
         let looked = self.agent.run(&script, TO_LOOK, |_| {});
         self.checked(looked).map(drop)
     }
@@ -217,6 +202,50 @@ name=$(basename "$(readlink -f "$disk")")
     }
 }
 
+/// Whether there is fio and a disk, and where the load writes whether nobody uses it, for the shell there.
+///
+/// A disk has many names, and is mounted by any of them or as `/dev/root`: what is compared are the kernel's numbers, of the disk,
+/// of its partitions, and of what it is a partition of.
+fn probe(disk: &str, writes: bool, destroy: bool) -> String {
+    format!(
+        r#"
+disk={disk}
+fail() {{ echo "$1" >&2; exit 1; }}
+in_use() {{ fail "$disk is in use there"; }}
+number() {{ set -- $(stat -L -c '0x%t 0x%T' "$1"); echo "$(($1+0)):$(($2+0))"; }}
+command -v fio >/dev/null || fail "fio is not installed there"
+[ -b "$disk" ] || [ -f "$disk" ] || fail "$disk is no block device and no file there"
+[ -r "$disk" ] || fail "no permission for $disk there"
+[ {writes} = true ] || exit 0
+[ -w "$disk" ] || fail "no permission to write to $disk there"
+if [ -b "$disk" ]; then
+  device=/sys/dev/block/$(number "$disk")
+  [ -e "$device/dev" ] || fail "nobody can tell there who uses $disk: that takes stat and /sys"
+  # What btrfs has mounted has a number of its own, and one of its devices a name.
+  used=$(
+    cut -d ' ' -f 3 /proc/self/mountinfo
+    cat /proc/mounts /proc/swaps | while read -r source rest; do [ ! -b "$source" ] || number "$source"; done
+  )
+  set -- "$device" "$device"/*/partition
+  [ ! -e "$device/partition" ] || set -- "$@" "$device/.."
+  for part do
+    part=${{part%/partition}}
+    [ -e "$part/dev" ] || continue
+    name=$(basename "$(readlink -f "$part")")
+    [ -z "$(ls "$part/holders" 2>/dev/null; ls -d /sys/fs/btrfs/*/devices/"$name" 2>/dev/null)" ] || in_use
+    ! echo "$used" | grep -qxF "$(cat "$part/dev")" || in_use
+  done
+else
+  {{ cut -d ' ' -f 1 /proc/mounts /proc/swaps; cat /sys/block/loop*/loop/backing_file 2>/dev/null; }} | while read -r source; do
+    [ ! "$source" -ef "$disk" ] || exit 1
+  done || in_use
+fi
+[ {destroy} = true ] || head -c 1048576 "$disk" | cmp -s -n 1048576 - /dev/zero || fail "$disk is not empty there, and the plan writes to it; say destroy = true if its data may be lost"
+"#,
+        disk = quoted(disk),
+    )
+}
+
 /// A word for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
@@ -238,6 +267,7 @@ impl Deployment for Remote {
             meter.watch_io_submit();
         }
         let mut clock = Clock::default();
+        self.ssh.forget_log();
         let ran = self.agent.run(&work.script, work.limit, |mark| {
             if let Some(edge) = work::edge(mark) {
                 task.edge(edge);
@@ -311,6 +341,114 @@ mod tests {
             ["IO iothread1", "worker", "iou-wrk-12", "CPU 0/KVM", "qemu-system-x86", "IO mon_iothread"].map(role);
         let guest = Role::Guest;
         assert_eq!(roles, [Role::IoThread, Role::ServerOther, Role::ServerOther, guest, guest, guest]);
+    }
+
+    /// The programs that a shell finds: those of this machine, or busybox's own alone; and an fio.
+    fn programs(folder: &Path, busybox: bool) -> Option<String> {
+        let (programs, path) = (folder.join("bin"), std::env::var("PATH").unwrap_or_default());
+        fs::create_dir_all(&programs).unwrap();
+        std::os::unix::fs::symlink("/bin/true", programs.join("fio")).unwrap();
+        if !busybox {
+            return Some(format!("{}:{path}", programs.display()));
+        }
+        let installed = Command::new("busybox").args(["--install", "-s"]).arg(&programs).status();
+        installed.is_ok_and(|status| status.success()).then(|| programs.display().to_string())
+    }
+
+    #[test]
+    fn a_disk_that_is_mounted_or_held_there_by_whatever_name_is_in_use_there() {
+        use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+
+        let mut shells = vec![(vec!["sh"], false), (vec!["busybox", "sh"], true)];
+        if crate::stack::find("dash").is_some() {
+            shells.push((vec!["dash"], false));
+        }
+        for (shell, busybox) in shells {
+            // A disk with a partition, another one, and one that the kernel does not tell of.
+            let machine = || {
+                let folder = tempfile::tempdir().unwrap();
+                let at = |path: &str| folder.path().join(path);
+                for place in [
+                    "dev",
+                    "proc/self",
+                    "sys/dev/block",
+                    "sys/devices/sd/queue",
+                    "sys/devices/sd/sd1",
+                    "sys/devices/other",
+                ] {
+                    fs::create_dir_all(at(place)).unwrap();
+                }
+                for (device, number) in [("sd", 0), ("sd/sd1", 1), ("other", 16)] {
+                    let link = at(&format!("sys/dev/block/240:{number}"));
+                    std::os::unix::fs::symlink(format!("../../devices/{device}"), link).unwrap();
+                    fs::create_dir(at(&format!("sys/devices/{device}/holders"))).unwrap();
+                    fs::write(at(&format!("sys/devices/{device}/dev")), format!("240:{number}\n")).unwrap();
+                }
+                fs::write(at("sys/devices/sd/sd1/partition"), "1\n").unwrap();
+                for file in ["proc/self/mountinfo", "proc/mounts", "proc/swaps", "image"] {
+                    fs::write(at(file), "").unwrap();
+                }
+                let nodes = [("sd", 0), ("sd1", 1), ("a-partition", 1), ("unknown", 99)];
+                let made = nodes.map(|(name, minor)| {
+                    let mode = Mode::RUSR | Mode::WUSR;
+                    mknodat(CWD, at(&format!("dev/{name}")), FileType::BlockDevice, mode, makedev(240, minor))
+                });
+                std::os::unix::fs::symlink("sd", at("dev/by-id")).unwrap();
+                made.iter().all(Result::is_ok).then_some(folder)
+            };
+            let said = |disk: &str, is_so: &[(&str, &str)]| {
+                let folder = machine()?;
+                let root = folder.path().display();
+                for (file, text) in is_so {
+                    let file = folder.path().join(file);
+                    fs::create_dir_all(file.parent().unwrap()).unwrap();
+                    fs::write(file, text.replace("$root", &root.to_string())).unwrap();
+                }
+                let disk = folder.path().join(disk).display().to_string();
+                let script = probe(&disk, true, true);
+                let script = ["/sys/", "/proc/"]
+                    .iter()
+                    .fold(script, |script, place| script.replace(place, &format!("{root}{place}")));
+                let mut command = Command::new(shell[0]);
+                command.args(&shell[1..]).args(["-c", &script]).env("PATH", programs(folder.path(), busybox)?);
+                let ended = command.output().ok()?;
+                let said =
+                    String::from_utf8_lossy(&ended.stderr).lines().last().unwrap_or_default().replace(&disk, "it");
+                assert_eq!(ended.status.success(), said.is_empty(), "{said}");
+                Some(said)
+            };
+            if said("dev/sd", &[]).is_none() {
+                egret_needs::this_test_lacks(format_args!("{}, and root for device nodes", shell[0]));
+                continue;
+            }
+            let mounts = "proc/self/mountinfo";
+            for (disk, is_so) in [
+                ("dev/by-id", (mounts, "22 1 240:0 / /mnt rw - ext4 /dev/mapper/vg-data rw\n")),
+                ("dev/sd", (mounts, "21 1 0:5 / /dev rw - devtmpfs x rw\n22 1 240:1 / / rw - ext4 /dev/root rw\n")),
+                ("dev/sd1", (mounts, "22 1 240:0 / /mnt rw - iso9660 /dev/sd ro\n")),
+                ("dev/sd", ("sys/devices/sd/holders/dm-0", "")),
+                ("dev/sd", ("sys/devices/sd/sd1/holders/md0", "")),
+                ("dev/sd1", ("sys/devices/sd/holders/dm-0", "")),
+                ("dev/sd", ("proc/swaps", "Filename Type\n$root/dev/a-partition partition 1 0 -2\n")),
+                ("dev/sd", ("proc/mounts", "proc /proc proc rw 0 0\n$root/dev/a-partition /data btrfs rw 0 0\n")),
+                ("dev/sd", ("sys/fs/btrfs/uuid/devices/sd1", "")),
+                ("image", ("proc/swaps", "Filename Type\n$root/image file 1 0 -2\n")),
+                ("image", ("sys/block/loop0/loop/backing_file", "$root/image\n")),
+            ] {
+                assert_eq!(said(disk, &[is_so]).as_deref(), Some("it is in use there"), "{shell:?} {disk} {is_so:?}");
+            }
+            for (disk, is_so) in [
+                ("dev/sd1", (mounts, "22 1 240:2 / /mnt rw - ext4 /dev/sd2 rw\n")),
+                ("dev/sd", (mounts, "22 1 240:16 / / rw - ext4 /dev/root rw\n")),
+                ("dev/sd", ("sys/devices/other/holders/md0", "")),
+                ("dev/sd", ("sys/fs/btrfs/uuid/devices/other", "")),
+                ("image", ("proc/swaps", "Filename Type\n$root/dev/sd partition 1 0 -2\n")),
+            ] {
+                assert_eq!(said(disk, &[is_so]).as_deref(), Some(""), "{shell:?} {disk} {is_so:?}");
+            }
+            let unknown = said("dev/unknown", &[]);
+            assert_eq!(unknown.as_deref(), Some("nobody can tell there who uses it: that takes stat and /sys"));
+        }
     }
 
     #[test]
