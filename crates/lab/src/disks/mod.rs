@@ -321,18 +321,22 @@ impl Disks {
     }
 
     /// That the files that the lab has made are as long as they were, as a job file may have fio make others in their places, which
-    /// have no data where nothing was written since. Fills those anew.
+    /// have no data where nothing was written since. Fills those anew, when whoever may have one open that was there before has
+    /// let go of it, as it takes up its space until then.
     ///
     /// # Errors
     /// One was not, and how long it was.
-    pub fn restore(&self, plan: &DiskPlan) -> io::Result<()> {
+    pub fn restore(&self, plan: &DiskPlan, let_go: impl FnOnce()) -> io::Result<()> {
         let made = size(plan);
         for (number, disk) in (0..).zip(&self.disks) {
             let Disk::File(path) = disk else { continue };
             let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
             let now = fs::metadata(path).map_err(named)?.len();
             if now != made {
-                fs::remove_file(path).and_then(|()| fill(path, made, number)).map_err(named)?;
+                let_go();
+                let filled = fs::remove_file(path).and_then(|()| fill(path, made, number));
+                // None is better than a short one, on which others would be measured.
+                filled.inspect_err(|_| drop(fs::remove_file(path))).map_err(named)?;
                 return Err(io::Error::other(format!("the disk had {made} bytes before, and {now} afterwards")));
             }
         }
@@ -395,6 +399,9 @@ fn fill(path: &Path, size: u64, seed: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
+    use std::process::Command;
+
     use super::*;
 
     fn plan(disk: &str) -> Plan {
@@ -417,19 +424,57 @@ mod tests {
         let blocks: BTreeSet<&[u8]> = bytes.chunks(512).collect();
         assert_eq!(blocks.len(), bytes.len() / 512);
         let made = plan("type = 'file'\nsize = '2M'").disk;
-        assert!(disks.restore(&made).is_ok());
+        let nobody = || panic!("nobody has to let go of a disk that is as it was");
+        assert!(disks.restore(&made, nobody).is_ok());
         // As fio makes a longer one in its place.
         fs::remove_file(&paths[1]).unwrap();
         File::create_new(&paths[1]).unwrap().set_len(3 << 20).unwrap();
-        let error = disks.restore(&made).unwrap_err().to_string();
+        let error = disks.restore(&made, || ()).unwrap_err().to_string();
         assert_eq!(error, "the disk had 2097152 bytes before, and 3145728 afterwards");
-        assert!(disks.restore(&made).is_ok());
+        assert!(disks.restore(&made, nobody).is_ok());
         assert!(fs::read(&paths[1]).unwrap() == bytes[2 << 20..4 << 20], "it has its data again");
         fs::remove_file(&paths[1]).unwrap();
-        let error = disks.restore(&made).unwrap_err().to_string();
+        let error = disks.restore(&made, nobody).unwrap_err().to_string();
         assert!(error.starts_with(paths[1].to_str().unwrap()), "{error}");
         drop(disks);
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_disk_that_is_filled_anew_has_the_room_of_the_one_before_and_none_is_left_where_that_is_too_little() {
+        let place = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=3m", "tmpfs"]).arg(place.path()).output();
+        if !mounted.is_ok_and(|mounted| mounted.status.success()) {
+            return egret_needs::this_test_lacks("root for a file system");
+        }
+        // From now on it is gone with whoever has it open.
+        let folder = File::open(place.path()).unwrap();
+        assert!(Command::new("umount").arg("--lazy").arg(place.path()).status().unwrap().success());
+        let plan = plan("type = 'file'\nsize = '2M'").disk;
+        let path = PathBuf::from(format!("/proc/self/fd/{}/disk0", folder.as_raw_fd()));
+        let disks = Disks {
+            disks: vec![Disk::File(path.clone())],
+            elsewhere: Default::default(),
+            warnings: Vec::new(),
+            _devices: Vec::new(),
+            _places: Vec::new(),
+        };
+        let outgrown = || {
+            let _ = fs::remove_file(&path);
+            fill(&path, 2 << 20, 0).unwrap();
+            let before = File::open(&path).unwrap();
+            // As fio does.
+            fs::remove_file(&path).unwrap();
+            File::create_new(&path).unwrap().set_len(3 << 20).unwrap();
+            before
+        };
+        let before = outgrown();
+        let error = disks.restore(&plan, || drop(before)).unwrap_err().to_string();
+        assert_eq!(error, "the disk had 2097152 bytes before, and 3145728 afterwards");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 2 << 20);
+        let _before = outgrown();
+        let error = disks.restore(&plan, || ()).unwrap_err();
+        assert_eq!((error.kind(), path.exists()), (io::ErrorKind::StorageFull, false), "{error}");
     }
 
     #[test]

@@ -402,12 +402,13 @@ impl Runner {
         let control = perf.as_ref().and_then(|recording| Some(&recording.as_ref().ok()?.control));
         let io_submit = self.run.plan.io_submit;
         let measured = deployment.measure(&Task { load: &load, rate_iops, seed, control, io_submit, raw: &raw });
-        // Where the lab's own loads stay is known before.
-        let whole = if from_begin { self.disks.restore(&self.run.plan.disk).map_err(Unable::failed) } else { Ok(()) };
-        if whole.is_err() {
+        // Where the lab's own loads stay is known before. A run that was interrupted ends, and its disks with it.
+        let whole = if from_begin && !self.context.reaper.has_stopped() {
             // Who stands by has the file open that was there before.
-            self.kept.clear();
-        }
+            self.disks.restore(&self.run.plan.disk, || self.kept.clear()).map_err(Unable::failed)
+        } else {
+            Ok(())
+        };
         let measured = measured.and_then(|measured| whole.map(|()| measured));
         let profile = perf.map(|recording| recording.and_then(perf::Recording::profile));
         let (samples, symbols) = profile.unwrap_or_else(|| Ok(Default::default())).unwrap_or_else(|text| {
@@ -764,21 +765,23 @@ mod tests {
         assert_eq!(check(0.25).unwrap_err(), "load 'mine.fio': size = 32M, and the plan's disk has 16M");
     }
 
-    #[test]
-    fn who_stands_by_with_a_disk_that_had_to_be_filled_anew_is_not_measured_on_the_one_before() {
-        /// Stands by, and does what a job file may.
-        struct Longer(PathBuf, Arc<AtomicUsize>);
-        impl Deployment for Longer {
-            fn takes(&self, _: &Load) -> bool {
-                true
-            }
-            fn measure(&mut self, _: &Task<'_>) -> Result<Measurement, Unable> {
-                self.1.fetch_add(1, Ordering::Relaxed);
-                fs::File::options().write(true).open(&self.0).unwrap().set_len(2 << 20).unwrap();
-                Ok(Measurement::default())
-            }
+    /// Stands by, and does what a job file may; and who interrupts the lab then.
+    struct Longer(PathBuf, Arc<AtomicUsize>, Option<Arc<ProcessReaper>>);
+    impl Deployment for Longer {
+        fn takes(&self, _: &Load) -> bool {
+            true
         }
+        fn measure(&mut self, _: &Task<'_>) -> Result<Measurement, Unable> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            fs::File::options().write(true).open(&self.0).unwrap().set_len(2 << 20).unwrap();
+            self.2.iter().for_each(|reaper| reaper.stop());
+            Ok(Measurement::default())
+        }
+    }
 
+    /// A run of one cell for each of two subjects that stand by, how many of them were measured, and how long the disk is that
+    /// they had then.
+    fn run_that_outgrows_its_disk(is_interrupted: bool) -> (Run, usize, u64) {
         let place = tempfile::tempdir().unwrap();
         let subjects = ["a", "b"].map(|name| format!("[[subject]]\nname = '{name}'\nstack = 'egret'\n")).concat();
         let plan = format!(
@@ -789,12 +792,25 @@ mod tests {
         let mut runner = Runner::begin(toml::from_str(&plan).unwrap(), &options(place.path()), &reaper).unwrap();
         let (disk, measured) = (runner.disks.disks[0].path().unwrap().to_owned(), Arc::default());
         for subject in [0, 1] {
-            runner.kept.insert(subject, Box::new(Longer(disk.clone(), Arc::clone(&measured))));
+            let interrupts = is_interrupted.then(|| Arc::clone(&reaper));
+            runner.kept.insert(subject, Box::new(Longer(disk.clone(), Arc::clone(&measured), interrupts)));
         }
         runner.go(&mut Silence).unwrap();
-        assert_eq!(measured.load(Ordering::Relaxed), 1);
+        (runner.run().clone(), measured.load(Ordering::Relaxed), fs::metadata(disk).unwrap().len())
+    }
+
+    #[test]
+    fn who_stands_by_with_a_disk_that_had_to_be_filled_anew_is_not_measured_on_the_one_before() {
+        let (run, measured, length) = run_that_outgrows_its_disk(false);
+        assert_eq!((measured, length), (1, 1 << 20));
         let failed = |cell: &&Cell| cell.failure() == Some("the disk had 1048576 bytes before, and 2097152 afterwards");
-        assert_eq!(runner.run().cells.iter().filter(failed).count(), 1, "{:?}", runner.run().cells);
+        assert_eq!(run.cells.iter().filter(failed).count(), 1, "{:?}", run.cells);
+    }
+
+    #[test]
+    fn a_run_that_is_interrupted_fills_no_disk_anew() {
+        let (run, measured, length) = run_that_outgrows_its_disk(true);
+        assert_eq!((run.cells.len(), measured, length), (0, 1, 2 << 20));
     }
 
     #[test]
