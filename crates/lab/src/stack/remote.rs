@@ -221,10 +221,11 @@ command -v fio >/dev/null || fail "fio is not installed there"
 if [ -b "$disk" ]; then
   device=/sys/dev/block/$(number "$disk")
   [ -e "$device/dev" ] || fail "nobody can tell there who uses $disk: that takes stat and /sys"
-  # What btrfs has mounted has a number of its own, and one of its devices a name.
+  # What btrfs has mounted has a number of its own, and one of its devices a name. A loop device is no holder.
   used=$(
     cut -d ' ' -f 3 /proc/self/mountinfo
-    cat /proc/mounts /proc/swaps | while read -r source rest; do [ ! -b "$source" ] || number "$source"; done
+    {{ cut -d ' ' -f 1 /proc/mounts /proc/swaps; cat /sys/block/loop*/loop/backing_file 2>/dev/null; }} | sort -u |
+      while read -r source; do [ ! -b "$source" ] || number "$source"; done
   )
   set -- "$device" "$device"/*/partition
   [ ! -e "$device/partition" ] || set -- "$@" "$device/.."
@@ -432,6 +433,8 @@ mod tests {
                 ("dev/sd", ("proc/swaps", "Filename Type\n$root/dev/a-partition partition 1 0 -2\n")),
                 ("dev/sd", ("proc/mounts", "proc /proc proc rw 0 0\n$root/dev/a-partition /data btrfs rw 0 0\n")),
                 ("dev/sd", ("sys/fs/btrfs/uuid/devices/sd1", "")),
+                ("dev/sd", ("sys/block/loop0/loop/backing_file", "$root/dev/a-partition\n")),
+                ("dev/sd1", ("sys/block/loop0/loop/backing_file", "$root/dev/by-id\n")),
                 ("image", ("proc/swaps", "Filename Type\n$root/image file 1 0 -2\n")),
                 ("image", ("sys/block/loop0/loop/backing_file", "$root/image\n")),
             ] {
@@ -442,6 +445,8 @@ mod tests {
                 ("dev/sd", (mounts, "22 1 240:16 / / rw - ext4 /dev/root rw\n")),
                 ("dev/sd", ("sys/devices/other/holders/md0", "")),
                 ("dev/sd", ("sys/fs/btrfs/uuid/devices/other", "")),
+                ("dev/sd", ("sys/block/loop0/loop/backing_file", "$root/dev/unknown\n")),
+                ("dev/sd", ("sys/block/loop0/loop/backing_file", "$root/image\n")),
                 ("image", ("proc/swaps", "Filename Type\n$root/dev/sd partition 1 0 -2\n")),
             ] {
                 assert_eq!(said(disk, &[is_so]).as_deref(), Some(""), "{shell:?} {disk} {is_so:?}");
