@@ -217,7 +217,13 @@ impl Plan {
         let is_on_it = |one: &Subject| one.stack != Stack::Ssh && !matches!(one.backend, Backend::Server(_));
         let is_made = self.disk.kind != DiskKind::Device
             && self.subjects.iter().any(|one| load.is_put_on(&one.name) && is_on_it(one));
-        let job_file = load.keys.jobfile.as_ref().map(|path| std::fs::read_to_string(path).unwrap_or_default());
+        // Of a device, which a guest's disk is, fio takes what there is; a loop device may turn out to be a file. On other hosts
+        // the file goes with the cell.
+        let is_file = |one: &Subject| one.stack == Stack::Host && one.backend == Backend::Local;
+        let is_outgrown =
+            self.hosts.is_empty() && self.subjects.iter().any(|one| load.is_put_on(&one.name) && is_file(one));
+        let path = load.keys.jobfile.as_ref().filter(|_| is_outgrown);
+        let job_file = path.map(|path| std::fs::read_to_string(path).unwrap_or_default());
         let sizes = fio::sizes(job_file.as_deref().unwrap_or_default()).chain(load.keys.size);
         match sizes.max().filter(|size| is_made && *size > disk) {
             Some(size) => Err(format!("load '{}': size = {size}, and the plan's disk has {disk}", load.name)),
@@ -756,6 +762,18 @@ mod tests {
         let error = read("[global]\nsize=1G\n[a]\n").unwrap_err();
         assert_eq!(error, "x: load 'x.fio': size = 1G, and the plan's disk has 256M");
         assert_eq!(read("[global]\nsize=256M\n[a]\nfilesize=1G-2G\n"), Ok(()));
+        std::fs::write(folder.path().join("x.fio"), "[global]\nsize=1G\n[a]\n").unwrap();
+        for (what, instead, is_wrong) in [
+            ("'file'", "'loop'", true),
+            ("[[load]]", "[[subject]]\nname = 'g'\nstack = 'guest'\n[[load]]", true),
+            ("[[load]]", "[[subject]]\nname = 'g'\nstack = 'guest'\n[[load]]\nsubjects = ['g']", false),
+            ("'host'", "'guest'", false),
+            ("'host'", "'host'\nbackend = 'krbd'", false),
+            ("[disk]", "hosts = ['h']\n[disk]\npath = '/srv'", false),
+        ] {
+            let read = Plan::read("x", &text.replace(what, instead), folder.path());
+            assert_eq!(read.is_err(), is_wrong, "{instead}: {:?}", read.err());
+        }
         let error = read("[a]\nfilename=/dev/sda\n").unwrap_err();
         assert!(error.contains("x.fio has filename, by which fio uses something else than the disk"), "{error}");
         std::fs::write(folder.path().join("x.fio"), "[a]\nioengine=psync\n").unwrap();
