@@ -325,7 +325,7 @@ impl Load {
         }
         if crate::stack::fio::changes_the_scheduler(&text) {
             return complain(format!(
-                "{path} has ioscheduler, which fio does not undo: leave it out, a subject's scheduler says it"
+                "{path} has ioscheduler, which fio does not undo: leave it out; on the stacks host and guest a subject's scheduler says it"
             ));
         }
         crate::stack::fio::hides_its_order(&text).map_or(Ok(()), |key| {

@@ -755,7 +755,7 @@ mod tests {
         let error = read("[a]\nioscheduler = none\n").unwrap_err();
         assert!(
             error.ends_with(
-                "x.fio has ioscheduler, which fio does not undo: leave it out, a subject's scheduler says it"
+                "x.fio has ioscheduler, which fio does not undo: leave it out; on the stacks host and guest a subject's scheduler says it"
             ),
             "{error}"
         );
