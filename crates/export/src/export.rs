@@ -83,7 +83,7 @@ pub enum ExportError {
     #[error("export '{0}': {1}; some queues have moved and cannot go back")]
     Stuck(String, #[source] io::Error),
     /// A change had to wait for a queue that its client starts.
-    #[error("export '{0}': a queue has not started in 5 s, for its I/O thread is stuck; nothing has changed")]
+    #[error("export '{0}': a queue has not started in 5 s; nothing has changed")]
     Starts(String),
 }
 

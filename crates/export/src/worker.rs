@@ -331,7 +331,7 @@ impl QueueWorker {
     /// Stops a drained queue.
     pub(crate) fn into_rest(self) -> AtRest {
         // A record may have more in flight: what the guest broke the queue with.
-        let has_left = self.queue.in_flight() > 0;
+        let has_left = self.queue.in_flight() > 0 && self.queue.has_record();
         AtRest { base: self.queue.stop().base, fds: self.fds, has_left }
     }
 
@@ -571,6 +571,8 @@ impl QueueWorker {
     /// which lets go past limits what waits for them: that is an operation of each command, and not all that they come to.
     fn is_cut_short(&self, DiskKey(key): DiskKey, request: &Request<Buffers>) -> bool {
         self.stopped.leaving.is_some()
+            // Told to stop as well: until then its limits hold, and what it may leave to the record is there.
+            && self.phase != Phase::Running
             && !self.stopped.is
             && request.op != Op::Flush
             && matches!(self.disks.all.get(key as usize), Some(Some(disk)) if disk.throttle_group().is_some())

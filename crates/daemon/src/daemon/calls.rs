@@ -15,7 +15,8 @@ use super::StartError;
 
 /// How long a call is waited for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// Calls that may hang at a time, beside those that close an image. Each costs a thread, and a descriptor.
+/// So many calls hang before none begins any more but those that close an image, which count as well. Each costs a thread, and a
+/// descriptor.
 const MOST: usize = 8;
 
 /// Why nobody waits for a call.

@@ -128,7 +128,7 @@ pub enum UnitError {
     #[error(transparent)]
     PrFile(#[from] PrFileError),
     /// Their file is not waited for.
-    #[error("pr-file {0}")]
+    #[error("its pr-file: {0}")]
     Unanswered(#[from] Unanswered),
 }
 

@@ -73,8 +73,9 @@ impl Daemon {
         let is_nbd = |export: &&schema::Export| matches!(export.device, Device::Nbd(_));
         let there = self.config.exports.iter().filter(|export| !self.is_shutting_down(&export.id));
         let there: Vec<_> = there.filter(is_nbd).collect();
-        // Once for all of them: each would wait for its own.
-        self.await_answers(there.iter().copied().flat_map(iothreads_of).collect::<BTreeSet<_>>())?;
+        // Once for all of them: each that nobody uses would wait for its own.
+        let idle = there.iter().copied().filter(|export| !self.exports[&export.id].is_in_use());
+        self.await_answers(idle.flat_map(iothreads_of).collect::<BTreeSet<_>>())?;
         let ids: Vec<String> = there.iter().map(|export| export.id.clone()).collect();
         for id in ids {
             self.remove_export(&id, Deletion::Hard)?;

@@ -1,3 +1,4 @@
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -40,6 +41,18 @@ pub(super) fn image(directory: &Path, name: &str) -> Blockdev {
 
 pub(super) fn export(directory: &Path, id: &str, node: &str) -> Export {
     Export::new(id, node, Addr::Unix(UnixAddr { path: directory.join(id).to_str().unwrap().to_owned() }))
+}
+
+/// A client of that, which is served.
+fn nbd_client(directory: &Path) -> UnixStream {
+    let mut client = UnixStream::connect(directory.join("nbd")).unwrap();
+    // EXPORT_NAME, behind flags.
+    client.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x02d0").unwrap();
+    client.read_exact(&mut [0; 28]).unwrap();
+    // A flush: who is answered is there.
+    client.write_all(&[&b"\x25\x60\x95\x13\0\0\0\x03"[..], &[0; 20]].concat()).unwrap();
+    client.read_exact(&mut [0; 16]).unwrap();
+    client
 }
 
 /// Has an NBD server at `nbd`, and `n0` of `d0` there.
@@ -311,7 +324,6 @@ fn a_blockdev_is_in_use_as_long_as_a_unit_that_was_taken_away_uses_what_is_writt
 
 #[test]
 fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_for_that_and_is_when_there_is() {
-    use std::io::{Read, Write};
     let place = tempfile::tempdir().unwrap();
     let mut daemon = daemon();
     for name in ["d0", "d1"] {
@@ -320,18 +332,12 @@ fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_
     daemon.add_export(export(place.path(), "e0", "d0")).unwrap();
     daemon.add_export(scsi_export(place.path(), "s0")).unwrap();
     daemon.add_lun("s0", lun(0, "d1")).unwrap();
-    let mut client = std::os::unix::net::UnixStream::connect(place.path().join("e0")).unwrap();
+    let mut client = UnixStream::connect(place.path().join("e0")).unwrap();
     // GET_FEATURES: who is answered is there.
     client.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     client.read_exact(&mut [0; 20]).unwrap();
     serve_over_nbd(&mut daemon, place.path());
-    let mut nbd = std::os::unix::net::UnixStream::connect(place.path().join("nbd")).unwrap();
-    // EXPORT_NAME, behind flags.
-    nbd.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x02d0").unwrap();
-    nbd.read_exact(&mut [0; 28]).unwrap();
-    // A flush: likewise.
-    nbd.write_all(&[&b"\x25\x60\x95\x13\0\0\0\x03"[..], &[0; 20]].concat()).unwrap();
-    nbd.read_exact(&mut [0; 16]).unwrap();
+    let nbd = nbd_client(place.path());
     let before = state(&daemon);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -689,11 +695,7 @@ fn what_is_about_a_thread_that_is_stuck_fails_and_changes_nothing() {
         daemon.add_export(Export { iothread: vec!["io2".to_owned()], ..used }).unwrap();
     }
     let otherwise = Blockdev { detect_zeroes: Some(schema::DetectZeroes::On), ..image(at, "d2") };
-    let go_on = ["io0", "io2"].map(|name| {
-        let (go_on, stuck) = std::sync::mpsc::channel::<()>();
-        daemon.io_threads[name].handle().send(move |_| stuck.recv().unwrap_or_default());
-        go_on
-    });
+    let stuck = ["io0", "io2"].map(|name| Stuck::begin(daemon.io_threads[name].handle()));
     let (line, used) = ("iothread 'io0': it is stuck", "iothread 'io2': it is stuck");
     let attempts: Vec<Attempt<'_>> = vec![
         (Box::new(|d| d.change_io_thread(IoThread { poll_max_ns: Some(0), ..IoThread::new("io0") })), line),
@@ -705,7 +707,7 @@ fn what_is_about_a_thread_that_is_stuck_fails_and_changes_nothing() {
     ];
     refused(&mut daemon, attempts);
     daemon.add_export(on("e1", "io1")).unwrap();
-    drop(go_on);
+    drop(stuck);
     daemon.place_export(on("e0", "io0")).unwrap();
 }
 
@@ -769,6 +771,16 @@ fn an_export_over_nbd_on_a_thread_that_is_stuck_goes_when_that_goes_on_and_holds
 }
 
 #[test]
+fn the_server_over_nbd_ends_while_a_thread_is_stuck_with_what_clients_use() {
+    let (place, mut daemon) = with_image();
+    serve_over_nbd(&mut daemon, place.path());
+    let _client = nbd_client(place.path());
+    let stuck = Stuck::begin(daemon.io_threads[DEFAULT_IOTHREAD].handle());
+    daemon.stop_nbd_server().unwrap();
+    assert!(daemon.is_shutting_down("n0") && stuck.is(), "somebody has waited for it");
+}
+
+#[test]
 fn reservations_and_credentials_in_files_that_do_not_answer_are_not_waited_for() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
@@ -786,7 +798,7 @@ fn reservations_and_credentials_in_files_that_do_not_answer_are_not_waited_for()
     let unit = Lun { pr_file: kept.to_str().unwrap().to_owned(), ..lun(0, "d0") };
     let creds = TlsCreds::from_value(json!({"id": "t", "dir": at}), Typed).unwrap();
     let lines = [
-        format!("export 's0': target 0, lun 0: pr-file '{}' does not answer", kept.display()),
+        format!("export 's0': target 0, lun 0: its pr-file: '{}' does not answer", kept.display()),
         format!("tls-creds-x509 't': '{}' does not answer: credentials could not be read", at.display()),
     ];
     let attempts: Vec<Attempt<'_>> = vec![

@@ -71,7 +71,9 @@ impl Engine for Remotes {
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        self.served.iter().flatten().filter_map(|served| served.engine.deadline()).min()
+        // Who spins submits nothing, and those that have left would stay for as long.
+        let leaving = (!self.left.is_empty()).then_some(Nanos::ZERO);
+        self.served.iter().flatten().filter_map(|served| served.engine.deadline()).chain(leaving).min()
     }
 
     fn arm(&mut self) -> bool {

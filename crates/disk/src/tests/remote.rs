@@ -305,7 +305,9 @@ fn the_queues_of_a_thread_share_a_remote_disks_engine_until_the_last_has_left() 
     rig.engines.detach(more[1]);
     assert_eq!(rig.engines.descriptors().len(), 1, "it is not watched any more");
     assert_eq!(others.lock().unwrap().engines, 1, "and gone when nobody watches it");
+    assert_eq!(rig.engines.deadline(), Some(Nanos::ZERO), "at once, also where the loop spins");
     rig.engines.submit(clock::now());
+    assert_eq!(rig.engines.deadline(), None);
     assert_eq!((engines(), others.lock().unwrap().engines), (1, 0));
     let once_more = rig.engines.attach(&other).unwrap();
     rig.engines.detach(once_more);

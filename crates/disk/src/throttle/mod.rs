@@ -11,7 +11,8 @@
 //! are tested in virtual time.
 //!
 //! The disks of a group may be on many I/O threads, so a group is behind a lock. Only limited disks touch it: once a
-//! turn in which they push requests or their timer is up, and for some hundred nanoseconds. Loops do not
+//! turn in which they push requests or their timer is up, and for some hundred nanoseconds; while debts are paid that are due,
+//! for up to 256 turns of the group. Loops do not
 //! wake one another: each loop with throttled requests sets a timer of its own for the moment when the buckets have room
 //! again. The first loop to look grants turns to all, and the others find theirs. No request can be released before its
 //! loop looks, because a grant to another only fills the buckets. After a change of limits the loops have to look again.

@@ -329,6 +329,8 @@ fn a_session_that_waits_for_a_turn_of_a_thread_that_is_stuck_has_nobody_wait_wit
     // Before it is answered, what is in the rings that run is taken in.
     machine.manage(QUERY_TASK);
     let stuck = Stuck::begin(&io[1].0);
+    // The turns that it had left of the start.
+    (0..2).for_each(|_| io[0].0.call(|_| ()).unwrap());
     let turns = || io[0].0.counters().read().turns;
     let before = turns();
     machine.start_ring_disabled(CONTROL);

@@ -357,14 +357,14 @@ impl Habits {
         self.trial = None;
         let rival = &mut self.rivals[trial.rival];
         let gap = (rival.gap * 2).clamp(SOONEST, LATEST);
-        let lost = slice.elapsed() as f64;
-        *rival = Rival { excess: Cost { served: lost, added: lost }, gap, lasted: slice.elapsed(), ..Rival::default() };
+        let lost = slice.lasted() as f64;
+        *rival = Rival { excess: Cost { served: lost, added: lost }, gap, lasted: slice.lasted(), ..Rival::default() };
     }
 
     /// A slice of a trial.
     fn go_on(&mut self, slice: &Slice, sample: Sample) {
         let Some(trial) = &mut self.trial else { return };
-        trial.lasted += slice.elapsed();
+        trial.lasted += slice.lasted();
         trial.spent += sample.cost * sample.requests;
         trial.requests += sample.requests;
         trial.slices += 1;
@@ -435,6 +435,7 @@ impl Habits {
 
 #[cfg(test)]
 mod tests {
+    use super::super::buckets::LONGEST;
     use super::*;
     use crate::Done;
 
@@ -692,11 +693,14 @@ mod tests {
             habits.observe(&wait);
             assert_eq!(habits.is_full, vain > 0);
             if vain > 0 {
-                habits.resume(&Standing::default());
+                // A load that leaves nothing to wait for begins then, and lasts a minute.
+                let done = Done { requests: 1_000_000, took: Nanos(60_000_000_000) };
+                habits.resume(&Standing { done, ..Standing::default() });
                 let Rival { excess, gap, lasted, .. } = habits.rivals[rival];
                 assert!(habits.trial.is_none());
-                let lost = Cost { served: 2_000_000.0, added: 2_000_000.0 };
-                assert_eq!((excess, gap, lasted), (lost, LATEST, 2_000_000));
+                let expected = LONGEST + 2_000_000;
+                let lost = Cost { served: expected as f64, added: expected as f64 };
+                assert_eq!((excess, gap, lasted), (lost, LATEST, expected));
             }
         }
     }

@@ -71,6 +71,11 @@ impl Slice {
         self.busy + self.waited
     }
 
+    /// The same, as far as it may be a habit's doing: that there was nothing to wait for is none's.
+    pub(super) fn lasted(&self) -> u64 {
+        self.busy.min(LONGEST) + self.waited
+    }
+
     /// What a request came to; `cpu` is the thread's in this time, as far as the kernel has told.
     pub(super) fn per_request(&self, cpu: Option<u64>, price: &Price) -> Sample {
         let awake = self.busy + self.spun;
@@ -317,7 +322,7 @@ mod tests {
         ] {
             let mut slice = Slice::default();
             slice.add_done(&Standing { done: Done { requests, took: Nanos(took) }, ..Standing::default() });
-            assert_eq!(slice.elapsed(), expected, "{requests} in {took}");
+            assert_eq!((slice.elapsed(), slice.lasted()), (expected, expected.min(LONGEST)), "{requests} in {took}");
         }
     }
 

@@ -117,7 +117,7 @@ impl ControlQueue {
         let Waiting { response, then } = self.waiting.remove(&head)?;
         let told = match then {
             Then::Answer if ending == Ending::Found => VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
-            Then::SayGone(gone) if ending == Ending::FoundNothing => gone,
+            Then::SayGone(gone) if ending != Ending::Found => gone,
             _ => FUNCTION_COMPLETE,
         };
         match then {

@@ -623,9 +623,7 @@ impl RequestModel for ScsiQueue {
         for _ in 0..self.unapplied.min(FUNCTIONS_A_TURN) {
             let Some(function) = self.asked.pop_front() else { break };
             self.unapplied -= 1;
-            let found = self.apply(&function);
-            // No other command has the tag of one that was found.
-            if !(found && matches!(function.about, About::Task(..))) {
+            if !self.has_all_of(&function) {
                 self.asked.push_back(function);
             }
         }
@@ -635,8 +633,16 @@ impl RequestModel for ScsiQueue {
     }
 
     fn leave_functions(&mut self) {
-        self.asked.iter().for_each(|function| function.leave());
-        self.caught_up();
+        self.published();
+        self.unapplied = 0;
+        for function in mem::take(&mut self.asked) {
+            if !self.has_all_of(&function) {
+                function.leave();
+            }
+        }
+        if self.ends {
+            self.bell.queue.wake_by_ref();
+        }
     }
 
     #[inline]
@@ -749,6 +755,12 @@ impl ScsiQueue {
         if self.ends {
             self.bell.queue.wake_by_ref();
         }
+    }
+
+    /// Applies a function, which may be about commands that are to come as well. Says if it is not.
+    fn has_all_of(&mut self, function: &Arc<Function>) -> bool {
+        // No other command has the tag of one that was found.
+        self.apply(function) && matches!(function.about, About::Task(..))
     }
 
     /// Applies a function to the commands in progress. Says whether it is about some of them.

@@ -68,7 +68,7 @@ fn a_disk_with_nothing_that_waits_does_not_ask_for_the_group_that_others_look_at
     let looks = group.lock();
     let waits = thread::scope(|scope| {
         scope.spawn(|| done.send(slot.release(&throttle, SECOND)));
-        let told = is_done.recv_timeout(Duration::from_secs(10));
+        let told = is_done.recv_timeout(Duration::from_secs(30));
         drop(looks);
         told
     });

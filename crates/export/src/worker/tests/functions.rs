@@ -39,12 +39,13 @@ impl Machine {
         Self::made(64, None, errors, disk, None)
     }
 
-    /// Likewise, with a record of what is in flight.
-    fn recorded(errors: &Arc<ErrorHandling>, disk: Arc<Disk>, inflight: &Inflight) -> Self {
-        Self::made(64, None, errors, disk, Some(inflight))
+    /// One with a record of what is in flight.
+    fn recorded(disk: Arc<Disk>, inflight: &Inflight) -> Self {
+        Self::made(64, None, &ErrorHandling::new("e", ErrorPolicy::default()), disk, Some(inflight))
     }
 
-    /// Likewise, with rings of so many descriptors, and one that requests are kicked by: without it a timer has them looked at.
+    /// One with rings of so many descriptors, perhaps an event descriptor that requests are kicked by, without which a timer has
+    /// them looked at, and perhaps a record.
     fn made(
         queue_size: u16,
         kick: Option<PeerFd>,
@@ -236,12 +237,14 @@ fn a_function_does_not_wait_for_a_queue_that_stops_for_good() {
 #[test]
 fn a_function_about_what_may_be_in_the_ring_of_a_queue_that_stops_for_good_is_left_to_the_record_with_it() {
     // It comes while what was popped ends, or when nothing is popped or looked at any more.
-    for looks in [true, false] {
-        let config = InflightConfig { queues: 3, queue_size: 64, packed: false };
-        let record = Region::anonymous(0, config.bytes()).unwrap().file;
-        let inflight = Inflight::map(&record, 0, config.bytes(), config).unwrap();
-        let errors = ErrorHandling::new("e", ErrorPolicy::default());
-        let mut machine = Machine::recorded(&errors, slow_disk(), &inflight);
+    for (looks, tag, expected) in [
+        (true, 2, (NOTHING, true)),
+        (false, 2, (NOTHING, true)),
+        // No other command has its tag.
+        (true, 1, (OK, false)),
+    ] {
+        let inflight = record();
+        let mut machine = Machine::recorded(slow_disk(), &inflight);
         let (id, control_id) = (machine.id, machine.control_id);
         queue(&mut machine.io, control_id).leave(Leave::Nothing);
         let (to, stopped) = channel();
@@ -255,7 +258,7 @@ fn a_function_about_what_may_be_in_the_ring_of_a_queue_that_stops_for_good_is_le
             machine.turns();
         }
         machine.read(2);
-        let answer = machine.manage(ABORT_TASK, 2);
+        let answer = machine.manage(ABORT_TASK, tag);
         machine.turns();
         if let Ok(mut worker) = stopped.try_recv() {
             worker.queue().unwrap().let_go();
@@ -267,8 +270,36 @@ fn a_function_about_what_may_be_in_the_ring_of_a_queue_that_stops_for_good_is_le
             machine.io.turn().unwrap();
         }
         let is_left = inflight.queue(0).unwrap().is_busy();
-        assert_eq!((machine.managed(answer), is_left), (NOTHING, true), "looks: {looks}");
+        assert_eq!((machine.managed(answer), is_left), expected, "looks: {looks}, about {tag}");
     }
+}
+
+#[test]
+fn a_command_of_many_operations_that_may_go_with_the_record_is_not_ended_before_its_queue_is_told_to_stop() {
+    let inflight = record();
+    let mut machine = Machine::recorded(limited_disk(), &inflight);
+    let id = machine.id;
+    // VERIFY of 128 KiB, without data: the first part of two begins.
+    machine.send(1, &[0x2f, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
+    while queue(&mut machine.io, id).queue.in_flight() == 0 {
+        machine.io.turn().unwrap();
+    }
+    queue(&mut machine.io, id).leave(Leave::NotBegun);
+    machine.io.wake(id);
+    machine.io.turn().unwrap();
+    let (to, stopped) = channel();
+    machine.io.detach(id, move |worker| to.send(worker).unwrap());
+    while stopped.try_recv().is_err() {
+        machine.io.turn().unwrap();
+    }
+    assert!(inflight.queue(2).unwrap().is_busy(), "the rest of it waits for limits");
+}
+
+/// A record of what is in flight in the queues of a machine.
+fn record() -> Inflight {
+    let config = InflightConfig { queues: 3, queue_size: 64, packed: false };
+    let record = Region::anonymous(0, config.bytes()).unwrap().file;
+    Inflight::map(&record, 0, config.bytes(), config).unwrap()
 }
 
 #[test]

@@ -303,6 +303,14 @@ fn a_queue_that_does_not_run_keeps_no_function_waiting_and_one_that_leaves_lets_
         assert_eq!(done(&mut control, &mut [], ABORT_TASK_SET, FIRST, 0), OK);
         line = Line::new(&scsi, 2);
     }
+    // That there is no such unit is known without them.
+    let mut line = Line::requests(&scsi);
+    assert!(matches!(tmf(&mut control, ABORT_TASK_SET, LunAddress { target: 0, lun: 5 }, 0), Next::Wait));
+    line.model.leave_functions();
+    line.model.let_go();
+    assert!(control.resume().is_empty() && control.model.left() == 1);
+    control.model.end_left(&control.guest.memory, &mut Vec::new());
+    assert_eq!(control.guest.read::<1>(RESPONSE)[0], INCORRECT_LUN);
 }
 
 #[test]
