@@ -126,15 +126,30 @@ fn nothing_that_is_only_read_needs_the_promise() {
 
 /// A disk that has done this over this connection, and that nobody serves any more.
 fn changed(server: &Server, says: Says, op: Op) -> (Arc<Disk>, Peer) {
+    changed_by(server, says, op, &[])
+}
+
+/// The same, where the server is asked for these as well.
+fn changed_by(server: &Server, says: Says, op: Op, more: &[u16]) -> (Arc<Disk>, Peer) {
     let (disk, mut peer) = opened(server, says, server.target(0));
     let disk = disk.unwrap();
     let mut rig = Rig::new(&disk).unwrap();
     let data = if matches!(op, Op::Write { .. }) { vec![1; 512] } else { Vec::new() };
     let change = rig.push(op, 0, 512, data);
-    rig.submit();
-    let (request, _) = peer.request();
-    peer.done(&request);
-    assert_eq!(rig.wait(change).0, Ok(()));
+    let peer = std::thread::scope(|scope| {
+        let serving = scope.spawn(move || {
+            let (request, _) = peer.request();
+            peer.done(&request);
+            for expected in more {
+                let (request, _) = peer.request();
+                assert_eq!(request.command, *expected);
+                peer.done(&request);
+            }
+            peer
+        });
+        assert_eq!(rig.wait(change).0, Ok(()));
+        serving.join().unwrap()
+    });
     (disk, peer)
 }
 
@@ -184,6 +199,20 @@ fn whatever_has_changed_is_flushed_again_after_a_flush_that_failed_and_not_after
         assert!(!disk.has_lost_writes());
         drop(disk);
         assert!(next.is_left(), "{op:?}: it was asked for nothing more");
+    }
+}
+
+#[test]
+fn what_was_to_be_stable_and_is_need_not_be_flushed_again() {
+    let by_flush = Says::default().without(export_flag::SEND_FUA);
+    for (says, more) in [(Says::default(), &[][..]), (by_flush, &[command::FLUSH])] {
+        for op in [Op::Write { fua: true }, Op::WriteZeroes { unmap: false, fua: true }] {
+            let server = Server::new();
+            let (disk, mut peer) = changed_by(&server, says, op, more);
+            disk.flush().unwrap();
+            drop(disk);
+            assert!(peer.is_left(), "{op:?}: it was asked for nothing more");
+        }
     }
 }
 
