@@ -251,7 +251,7 @@ impl EngineSet {
         self.give(kind, job);
     }
 
-    /// Ends a flush of a disk that has lost writes.
+    /// Ends what is to make something stable, of a disk that has lost writes.
     #[cold]
     fn refuse(&mut self, mut job: Box<Job>, errno: Errno) {
         self.counters.answered.add(1);

@@ -337,28 +337,20 @@ impl Shared {
         if is_apart { Err(FlushError::again(Errno::IO)) } else { Ok(()) }
     }
 
-    /// Flushes over a connection that is there, or, where there is none or the server has ended it, over another: as an engine
-    /// does that has lost its own.
-    fn flush_over(&self, idle: Option<Connection>, deadline: Instant) -> Result<Connection, FlushError> {
-        let failed =
-            |e: &io::Error, is_loss| FlushError { errno: Errno::from_io_error(e).unwrap_or(Errno::IO), is_loss };
-        // A server that is about to end has not looked.
-        let refused = |errno| FlushError { errno, is_loss: errno != Errno::SHUTDOWN };
-        if let Some(mut connection) = idle {
+    /// Flushes over a connection that is there, or, where there is none or it is gone, over another: as an engine does that has
+    /// lost its own.
+    fn flush_over(&self, mut idle: Option<Connection>, deadline: Instant) -> Result<Connection, FlushError> {
+        loop {
+            let is_last = idle.is_none();
+            let made = idle.take().map_or_else(|| Connection::make(&self.target, &self.stop), Ok);
+            let mut connection = made.map_err(|_| FlushError::again(Errno::IO))?;
             match connection.flush(deadline, &self.stop) {
                 Ok(Ok(())) => return Ok(connection),
-                Ok(Err(Errno::SHUTDOWN)) => {}
-                Ok(Err(errno)) => return Err(refused(errno)),
-                Err(e) if is_ended(&e) => {}
-                // It is closed with that, and a flush on the next one need not be for what was written on this.
-                Err(e) => return Err(failed(&e, !self.takes_several(&connection.export))),
+                // A server that is about to end has not looked.
+                Ok(Err(errno)) if errno != Errno::SHUTDOWN => return Err(FlushError { errno, is_loss: true }),
+                _ if is_last || deadline <= Instant::now() => return Err(FlushError::again(Errno::IO)),
+                _ => {}
             }
-        }
-        let made = Connection::make(&self.target, &self.stop);
-        let mut connection = made.map_err(|_| FlushError::again(Errno::IO))?;
-        match connection.flush(deadline, &self.stop) {
-            Ok(flushed) => flushed.map(|()| connection).map_err(refused),
-            Err(e) => Err(failed(&e, false)),
         }
     }
 
@@ -421,12 +413,6 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Whether that is what is said of a connection whose other end is gone.
-fn is_ended(e: &io::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
-}
-
 /// No flush over the connection that there is would be for what was written over the one that an engine has.
 fn apart() -> io::Error {
     io::Error::other("the server takes one connection now, and an I/O thread has one")
@@ -441,7 +427,7 @@ fn blocks(export: &Export) -> Blocks {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixListener, UnixStream};
     use std::sync::mpsc::Receiver;
 
     use super::*;
@@ -452,11 +438,15 @@ mod tests {
     /// A disk that was written over a connection which no engine uses any more, the server's end of that, and what the
     /// connector is told, which is this thread.
     fn written(flags: u16) -> (NbdDisk, UnixStream, Receiver<Message>) {
+        written_to(nowhere(), flags)
+    }
+
+    fn written_to(target: Target, flags: u16) -> (NbdDisk, UnixStream, Receiver<Message>) {
         let (peer, socket) = UnixStream::pair().unwrap();
         let flags = flags | export_flag::SEND_FLUSH;
         let export = Export { size: 1 << 20, flags, blocks: BlockSizes::default(), headers: Headers::Simple };
         let (connector, told) = channel();
-        let shared = Shared::new(nowhere(), EventNotifier::new().unwrap(), connector, export);
+        let shared = Shared::new(target, EventNotifier::new().unwrap(), connector, export);
         shared.state().idle = Some(Connection { channel: Channel::new(socket.into()), export });
         shared.note_change();
         (NbdDisk { target: nowhere(), opened: OnceLock::from(Arc::new(shared)) }, peer, told)
@@ -485,16 +475,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_flushed_before_its_connection_is_given_up_is_lost_unless_a_flush_over_another_is_for_it() {
-        for (flags, is_loss, changes) in [(0, true, NONE), (export_flag::CAN_MULTI_CONN, false, CHANGED)] {
-            let (disk, mut peer, _told) = written(flags);
-            // No reply.
-            peer.write_all(&[0; 16]).unwrap();
-            let shared = disk.shared().unwrap();
-            let failed = shared.flush(Instant::now() + LONG);
-            assert_eq!(failed, Err(FlushError { errno: Errno::IO, is_loss }));
-            assert!(!has_connection(shared) && shared.changes.load(Ordering::Relaxed) == changes);
+    fn what_is_not_flushed_before_its_connection_is_given_up_is_left_for_the_next_flush_however_many_the_server_takes()
+    {
+        for flags in [0, export_flag::CAN_MULTI_CONN] {
+            for is_answered in [true, false] {
+                let (disk, mut peer, _told) = written(flags);
+                let shared = disk.shared().unwrap();
+                if is_answered {
+                    // No reply.
+                    peer.write_all(&[0; 16]).unwrap();
+                } else {
+                    // As if the time were over.
+                    shared.stop.set();
+                }
+                assert_eq!(shared.flush(Instant::now() + LONG), Err(FlushError::again(Errno::IO)));
+                assert!(!has_connection(shared) && shared.changes.load(Ordering::Relaxed) == CHANGED);
+            }
         }
+    }
+
+    #[test]
+    fn who_was_not_answered_in_time_connects_to_nobody_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nbd");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let (disk, _peer, _told) = written_to(Target { address: Address::Unix(path), ..nowhere() }, 0);
+        let failed = disk.shared().unwrap().flush(Instant::now() + Duration::from_millis(100));
+        assert_eq!(failed, Err(FlushError::again(Errno::IO)));
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]

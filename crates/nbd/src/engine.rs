@@ -443,10 +443,11 @@ fn finish(commands: &mut Commands, done: &mut VecDeque<Box<Job>>, place: u32, re
     }
 }
 
-/// Whether there is something to be made stable after it.
+/// Whether there is something to be made stable after it: what was to be stable is.
 const fn changes(op: Op) -> bool {
     match op {
-        Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard => true,
+        Op::Write { fua } | Op::WriteZeroes { fua, .. } => !fua,
+        Op::Discard => true,
         Op::Read | Op::Flush => false,
     }
 }

@@ -114,8 +114,8 @@ impl Disk {
         self.predecessor.is_owed.load(Ordering::Acquire)
     }
 
-    /// Makes stable what the disk before has left behind, for a guest that flushes this one, and says whether anything is lost. Does
-    /// not wait where nothing [is owed](Self::is_owed).
+    /// Makes stable what the disk before has left behind, for a guest that has something made stable here, and says whether
+    /// anything is lost. Does not wait where nothing [is owed](Self::is_owed).
     pub(crate) fn sync_predecessor(&self) -> Result<(), Errno> {
         self.told(self.settle())
     }

@@ -582,6 +582,44 @@ fn what_a_remote_disk_has_lost_is_told_to_the_guest_that_has_it_already_and_lift
 }
 
 #[test]
+fn what_a_remote_disk_has_lost_is_told_to_a_guest_that_never_flushes_by_what_is_to_be_stable() {
+    for op in [Op::Write { fua: true }, Op::WriteZeroes { unmap: false, fua: true }] {
+        let (options, seen) = vector(512);
+        let mut rig = Rig::new(&options);
+        (seen.lock().unwrap().failing, seen.lock().unwrap().loses) = (1, true);
+        rig.disk.flush().unwrap_err();
+        seen.lock().unwrap().jobs.clear();
+        let memory = |op| matches!(op, Op::Write { .. }).then(|| Memory::new(512, 7));
+        assert_eq!(rig.run(op, 0, 0), Ok(()), "there is nothing to be stable");
+        assert!(rig.disk.loss().is_some_and(|loss| loss.is_untold()));
+        let token = rig.push(op, 0, 512, memory(op));
+        assert_eq!(rig.finish(token).0, Err(Errno::IO));
+        assert!(seen.lock().unwrap().jobs.is_empty() && rig.requests_of("threads") == 0, "nobody is asked");
+        assert_eq!(rig.failed.iter().map(|failed| failed.op).collect::<Vec<_>>(), [op]);
+        assert_eq!(rig.write(0, &[7; 512]), Ok(()), "nobody asks for that to be stable");
+        // The guest was told.
+        let disk = Arc::new(Disk::open(&vector(512).0).unwrap());
+        disk.follow(&rig.disk);
+        disk.flush().unwrap();
+        let mut rig = Rig::over(disk, EngineOptions::default());
+        let token = rig.push(op, 0, 512, memory(op));
+        assert_eq!(rig.finish(token).0, Ok(()));
+    }
+}
+
+#[test]
+fn what_is_to_be_stable_does_not_wait_for_what_was_written_through_the_disk_before() {
+    let [(old, olds), (new, news)] = [vector(512), vector(512)];
+    let disk = Arc::new(Disk::open(&new).unwrap());
+    disk.follow(&Arc::new(Disk::open(&old).unwrap()));
+    let mut rig = Rig::over(disk, EngineOptions::default());
+    let token = rig.push(Op::Write { fua: true }, 0, 512, Some(Memory::new(512, 7)));
+    assert_eq!(rig.finish(token).0, Ok(()));
+    assert_eq!(news.lock().unwrap().jobs, [(Op::Write { fua: true }, 0, 512)]);
+    assert!(olds.lock().unwrap().jobs.is_empty());
+}
+
+#[test]
 fn a_remote_disk_that_cannot_be_flushed_after_it_is_asked_for_its_size_is_flushed_before() {
     let (options, seen) = vector(512);
     let disk = Disk::open(&options).unwrap();

@@ -126,15 +126,30 @@ fn nothing_that_is_only_read_needs_the_promise() {
 
 /// A disk that has done this over this connection, and that nobody serves any more.
 fn changed(server: &Server, says: Says, op: Op) -> (Arc<Disk>, Peer) {
+    changed_by(server, says, op, &[])
+}
+
+/// The same, where the server is asked for these as well.
+fn changed_by(server: &Server, says: Says, op: Op, more: &[u16]) -> (Arc<Disk>, Peer) {
     let (disk, mut peer) = opened(server, says, server.target(0));
     let disk = disk.unwrap();
     let mut rig = Rig::new(&disk).unwrap();
     let data = if matches!(op, Op::Write { .. }) { vec![1; 512] } else { Vec::new() };
     let change = rig.push(op, 0, 512, data);
-    rig.submit();
-    let (request, _) = peer.request();
-    peer.done(&request);
-    assert_eq!(rig.wait(change).0, Ok(()));
+    let peer = std::thread::scope(|scope| {
+        let serving = scope.spawn(move || {
+            let (request, _) = peer.request();
+            peer.done(&request);
+            for expected in more {
+                let (request, _) = peer.request();
+                assert_eq!(request.command, *expected);
+                peer.done(&request);
+            }
+            peer
+        });
+        assert_eq!(rig.wait(change).0, Ok(()));
+        serving.join().unwrap()
+    });
     (disk, peer)
 }
 
@@ -184,6 +199,20 @@ fn whatever_has_changed_is_flushed_again_after_a_flush_that_failed_and_not_after
         assert!(!disk.has_lost_writes());
         drop(disk);
         assert!(next.is_left(), "{op:?}: it was asked for nothing more");
+    }
+}
+
+#[test]
+fn what_was_to_be_stable_and_is_need_not_be_flushed_again() {
+    let by_flush = Says::default().without(export_flag::SEND_FUA);
+    for (says, more) in [(Says::default(), &[][..]), (by_flush, &[command::FLUSH])] {
+        for op in [Op::Write { fua: true }, Op::WriteZeroes { unmap: false, fua: true }] {
+            let server = Server::new();
+            let (disk, mut peer) = changed_by(&server, says, op, more);
+            disk.flush().unwrap();
+            drop(disk);
+            assert!(peer.is_left(), "{op:?}: it was asked for nothing more");
+        }
     }
 }
 
@@ -371,25 +400,46 @@ fn a_better_connection_that_cannot_be_watched_has_what_waits_for_it_wait_on() {
     assert!(!rig.is_done(after), "it waits for the reconnect-delay");
 }
 
+/// How a connection may go while something is flushed over it.
+const ENDS: [fn(&mut Peer, &Request); 3] =
+    [|_, _| (), |peer, request| peer.fail(request, 108), |peer, _| peer.send(&[0; 32])];
+
 #[test]
-fn what_is_flushed_while_nobody_serves_it_is_flushed_over_another_connection_where_the_server_ends_this_one() {
-    for says_so in [true, false] {
+fn what_is_flushed_while_nobody_serves_it_is_flushed_over_another_connection_where_this_one_is_gone_or_given_up() {
+    for says in [Says::default(), one_connection()] {
+        for end in ENDS {
+            let server = Server::new();
+            let (disk, mut peer) = changed(&server, says, Op::Write { fua: false });
+            std::thread::scope(|scope| {
+                let flushing = scope.spawn(|| disk.flush().map_err(|e| e.to_string()));
+                let request = flush_of(&mut peer);
+                end(&mut peer, &request);
+                drop(peer);
+                let mut next = server.accept(says);
+                let request = flush_of(&mut next);
+                next.done(&request);
+                assert_eq!(flushing.join().unwrap(), Ok(()));
+            });
+        }
+    }
+}
+
+#[test]
+fn a_flush_that_no_guest_asked_for_fails_and_loses_nothing_where_another_connection_goes_as_well() {
+    for end in ENDS {
         let server = Server::new();
-        let (disk, mut peer) = changed(&server, Says::default(), Op::Write { fua: false });
+        let (disk, mut peer) = changed(&server, one_connection(), Op::Write { fua: false });
         std::thread::scope(|scope| {
-            let flushing = scope.spawn(|| disk.flush().map_err(|e| e.to_string()));
-            let (request, _) = peer.request();
-            assert_eq!(request.command, command::FLUSH);
-            if says_so {
-                peer.fail(&request, 108);
-            }
+            let failing = scope.spawn(|| disk.flush().map_err(|e| e.raw_os_error()));
+            flush_of(&mut peer);
             drop(peer);
-            let mut next = server.accept(Says::default());
-            let (request, _) = next.request();
-            assert_eq!(request.command, command::FLUSH, "{says_so}");
-            next.done(&request);
-            assert_eq!(flushing.join().unwrap(), Ok(()), "{says_so}");
+            let mut next = server.accept(one_connection());
+            let request = flush_of(&mut next);
+            end(&mut next, &request);
+            drop(next);
+            assert_eq!(failing.join().unwrap(), Err(Some(libc::EIO)));
         });
+        assert!(!disk.has_lost_writes() && !server.has_visitor());
     }
 }
 
