@@ -634,22 +634,14 @@ impl RequestModel for ScsiQueue {
 
     fn leave_functions(&mut self) {
         self.published();
-        self.unapplied = 0;
-        for function in mem::take(&mut self.asked) {
-            if !self.has_all_of(&function) {
-                function.leave();
-            }
-        }
-        if self.ends {
-            self.bell.queue.wake_by_ref();
-        }
+        self.apply_functions(Function::leave);
     }
 
     #[inline]
     fn caught_up(&mut self) {
         self.published();
         if !self.asked.is_empty() {
-            self.apply_functions();
+            self.apply_functions(|_| ());
         }
     }
 
@@ -745,12 +737,15 @@ impl ScsiQueue {
     }
 
     /// Applies functions to the commands that they are about. This happens when the queue has caught up with its driver:
-    /// what was made available before the function has been popped, and what had ended has been published.
+    /// what was made available before the function has been popped, and what had ended has been published. Or it has not, and
+    /// pops no more: then functions that may be about what is left have that said of them.
     #[cold]
-    fn apply_functions(&mut self) {
+    fn apply_functions(&mut self, may_lack_some: fn(&Function)) {
         self.unapplied = 0;
         for function in mem::take(&mut self.asked) {
-            self.apply(&function);
+            if !self.has_all_of(&function) {
+                may_lack_some(&function);
+            }
         }
         if self.ends {
             self.bell.queue.wake_by_ref();
