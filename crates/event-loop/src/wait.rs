@@ -25,7 +25,12 @@ impl<S: Source> EventLoop<S> {
             self.polling.counters.kicks_spared.add(found);
         }
         self.completed = self.backend.has_completions();
-        self.completed || !self.sources.ready.is_empty() || self.mailbox.bell().rang() || self.monitor.has_reports()
+        self.has_work() || self.monitor.has_reports()
+    }
+
+    /// Whether there is something to do, as far as was looked and the monitor has told.
+    fn has_work(&self) -> bool {
+        self.completed || !self.sources.ready.is_empty() || self.mailbox.bell().rang()
     }
 
     fn deadline(&self) -> Option<Nanos> {
@@ -79,7 +84,7 @@ impl<S: Source> EventLoop<S> {
                     self.now = clock::now();
                     self.ask_monitor()?;
                     // What the monitor had a report of may have been nothing.
-                    if self.completed || !self.sources.ready.is_empty() || self.mailbox.bell().rang() {
+                    if self.has_work() {
                         return Ok(true);
                     }
                 }
