@@ -213,6 +213,8 @@ disk={disk}
 fail() {{ echo "$1" >&2; exit 1; }}
 in_use() {{ fail "$disk is in use there"; }}
 number() {{ set -- $(stat -L -c '0x%t 0x%T' "$1"); echo "$(($1+0)):$(($2+0))"; }}
+# A loop device is no holder.
+sources() {{ cut -d ' ' -f 1 /proc/mounts /proc/swaps; cat /sys/block/loop*/loop/backing_file 2>/dev/null; }}
 command -v fio >/dev/null || fail "fio is not installed there"
 [ -b "$disk" ] || [ -f "$disk" ] || fail "$disk is no block device and no file there"
 [ -r "$disk" ] || fail "no permission for $disk there"
@@ -221,11 +223,10 @@ command -v fio >/dev/null || fail "fio is not installed there"
 if [ -b "$disk" ]; then
   device=/sys/dev/block/$(number "$disk")
   [ -e "$device/dev" ] || fail "nobody can tell there who uses $disk: that takes stat and /sys"
-  # What btrfs has mounted has a number of its own, and one of its devices a name. A loop device is no holder.
+  # What btrfs has mounted has a number of its own, and one of its devices a name.
   used=$(
     cut -d ' ' -f 3 /proc/self/mountinfo
-    {{ cut -d ' ' -f 1 /proc/mounts /proc/swaps; cat /sys/block/loop*/loop/backing_file 2>/dev/null; }} | sort -u |
-      while read -r source; do [ ! -b "$source" ] || number "$source"; done
+    sources | sort -u | while read -r source; do [ ! -b "$source" ] || number "$source"; done
   )
   set -- "$device" "$device"/*/partition
   [ ! -e "$device/partition" ] || set -- "$@" "$device/.."
@@ -237,9 +238,7 @@ if [ -b "$disk" ]; then
     ! echo "$used" | grep -qxF "$(cat "$part/dev")" || in_use
   done
 else
-  {{ cut -d ' ' -f 1 /proc/mounts /proc/swaps; cat /sys/block/loop*/loop/backing_file 2>/dev/null; }} | while read -r source; do
-    [ ! "$source" -ef "$disk" ] || exit 1
-  done || in_use
+  sources | while read -r source; do [ ! "$source" -ef "$disk" ] || exit 1; done || in_use
 fi
 [ {destroy} = true ] || head -c 1048576 "$disk" | cmp -s -n 1048576 - /dev/zero || fail "$disk is not empty there, and the plan writes to it; say destroy = true if its data may be lost"
 "#,
