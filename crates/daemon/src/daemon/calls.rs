@@ -2,7 +2,7 @@
 //! whoever asks it for anything wait, and nothing calls that off.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
@@ -86,7 +86,7 @@ impl Calls {
     /// Sees to it that what was written is on stable storage, before an image is closed. An image that is given up is open
     /// until that has ended.
     pub(super) fn make_stable(&self, name: &str, disk: &Arc<Disk>) -> Result<(), StartError> {
-        let room = self.look_for_room(&disk.options().driver);
+        let room = self.look_for_room(file_of(&disk.options().driver));
         room.map_err(|why| StartError::Unanswered(name.to_owned(), why))?;
         self.settle(name, disk, &Settling::default())
     }
@@ -102,7 +102,7 @@ impl Calls {
                 tracing::error!("blockdev '{called}': the last flush failed: {e}");
             }
         };
-        let flushed = self.call(&disk.options().driver, "what was written could not be made stable", flush);
+        let flushed = self.call(file_of(&disk.options().driver), "what was written could not be made stable", flush);
         flushed.map_err(|why| StartError::Unanswered(name.to_owned(), why))
     }
 
@@ -112,39 +112,41 @@ impl Calls {
         self.run(&disk.options().driver, "it could not be locked", move || of.activate())
     }
 
-    /// Makes a call, and waits for what it returns. Other images than files have a patience of their own.
+    /// Makes a call of an image, and waits for what it returns.
     pub(super) fn run<T: Send + 'static>(
         &self,
         driver: &Driver,
         failed: &'static str,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Unanswered> {
-        self.look_for_room(driver)?;
-        self.call(driver, failed, call)
+        self.run_on(file_of(driver), failed, call)
     }
 
-    /// Whether there is room for a call that might hang, if it might.
-    fn look_for_room(&self, driver: &Driver) -> Result<(), Unanswered> {
-        let is_full = Arc::strong_count(&self.going) > MOST;
-        if is_full && self.patience_with(driver).is_some() { Err(Unanswered::OthersHang) } else { Ok(()) }
-    }
-
-    /// How long a call is waited for, and the file that it is waited for.
-    fn patience_with<'a>(&self, driver: &'a Driver) -> Option<(Duration, &'a PathBuf)> {
-        match driver {
-            Driver::File { filename } | Driver::HostDevice { filename } => Some((self.patience?, filename)),
-            Driver::Null { .. } | Driver::Remote(_) => None,
-        }
-    }
-
-    /// As [`run`](Self::run), whether there is room or not.
-    fn call<T: Send + 'static>(
+    /// The same of a file, if it is of one.
+    pub(super) fn run_on<T: Send + 'static>(
         &self,
-        driver: &Driver,
+        file: Option<&Path>,
         failed: &'static str,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Unanswered> {
-        let Some((patience, filename)) = self.patience_with(driver) else { return Ok(call()) };
+        self.look_for_room(file)?;
+        self.call(file, failed, call)
+    }
+
+    /// Whether there is room for a call that might hang, if it might.
+    fn look_for_room(&self, file: Option<&Path>) -> Result<(), Unanswered> {
+        let is_full = Arc::strong_count(&self.going) > MOST;
+        if is_full && self.patience.and(file).is_some() { Err(Unanswered::OthersHang) } else { Ok(()) }
+    }
+
+    /// As [`run_on`](Self::run_on), whether there is room or not.
+    fn call<T: Send + 'static>(
+        &self,
+        file: Option<&Path>,
+        failed: &'static str,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Unanswered> {
+        let Some((patience, file)) = self.patience.zip(file) else { return Ok(call()) };
         let bounds = Bounds::of_this_thread();
         let (ended, received) = channel();
         let going = Arc::clone(&self.going);
@@ -157,17 +159,25 @@ impl Calls {
         spawned.map_err(Unanswered::NoThread)?;
         received.recv_timeout(patience).map_err(|e| match e {
             RecvTimeoutError::Timeout => {
-                Unanswered::Hangs { path: filename.clone(), failed, seconds: patience.as_secs() }
+                Unanswered::Hangs { path: file.to_owned(), failed, seconds: patience.as_secs() }
             }
-            RecvTimeoutError::Disconnected => panic!("a call of '{}' has panicked", filename.display()),
+            RecvTimeoutError::Disconnected => panic!("a call of '{}' has panicked", file.display()),
         })
+    }
+}
+
+/// What a call of an image might hang with: other images than files have a patience of their own.
+fn file_of(driver: &Driver) -> Option<&Path> {
+    match driver {
+        Driver::File { filename } | Driver::HostDevice { filename } => Some(filename),
+        Driver::Null { .. } | Driver::Remote(_) => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::refuse::refuse;
+    use crate::refuse::refuse_threads;
 
     #[test]
     fn what_hangs_is_given_up_and_so_many_may_hang_until_one_is_well() {
@@ -211,8 +221,7 @@ mod tests {
         calls.limit(Duration::MAX);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                refuse(libc::SYS_clone3, libc::EAGAIN);
-                refuse(libc::SYS_clone, libc::EAGAIN);
+                refuse_threads();
                 // More often than calls may hang.
                 for _ in 0..=MOST {
                     let error = calls.run(&file, "", || ()).unwrap_err().to_string();

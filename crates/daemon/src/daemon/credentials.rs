@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use egret_disk::Driver as DiskDriver;
 use egret_nbd::tls::{ClientCredentials, ServerCredentials};
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{Blockdev, Driver, Endpoint, TlsCreds};
@@ -64,8 +63,8 @@ impl Daemon {
         if self.config.has_object(&object.id) {
             return Err(ChangeError::DuplicateObject(object.id));
         }
-        let (of, place) = (object.clone(), DiskDriver::File { filename: object.dir.clone().into() });
-        let read = self.calls.run(&place, "credentials could not be read", move || {
+        let of = object.clone();
+        let read = self.calls.run_on(Some(Path::new(&object.dir)), "credentials could not be read", move || {
             let mut new = Credentials::default();
             new.add(&of).map(|()| new)
         });

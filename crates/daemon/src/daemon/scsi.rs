@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use egret_disk::{Disk, Driver};
+use egret_disk::Disk;
 use egret_export::{ConfigError, DiscardConfig, LogicalUnit, LunConfig, Naa};
 use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::schema::{Export, Lun};
@@ -125,10 +125,8 @@ impl Daemon {
 fn make(calls: &Calls, config: LunConfig, pr_file: Option<&Path>) -> Result<LogicalUnit, UnitError> {
     let Some(path) = pr_file else { return Ok(LogicalUnit::new(config)?) };
     let (file, of) = (path.to_owned(), config.clone());
-    let opened = calls.run(&Driver::File { filename: file.clone() }, "its reservations could not be had", move || {
-        reservations::open(&file, &of)
-    });
-    let (registered, keeper) = opened??;
+    let open = move || reservations::open(&file, &of);
+    let (registered, keeper) = calls.run_on(Some(path), "its reservations could not be had", open)??;
     let unit = LogicalUnit::kept(config, &registered, keeper);
     unit.map_err(|e| match e {
         ConfigError::Reservations => PrFileError::damaged(path, e).into(),

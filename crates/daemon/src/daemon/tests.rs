@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use serde_json::json;
 
 use super::*;
-use crate::refuse::refuse;
+use crate::refuse::{refuse, refuse_threads};
 use peer::{Peer, SET_VRING_ENABLE, Stuck, await_that, kick_ring, words};
 
 #[path = "../../../export/tests/peer/mod.rs"]
@@ -43,7 +43,23 @@ pub(super) fn export(directory: &Path, id: &str, node: &str) -> Export {
     Export::new(id, node, Addr::Unix(UnixAddr { path: directory.join(id).to_str().unwrap().to_owned() }))
 }
 
-/// A client of that, which is served.
+/// Whether somebody else could lock an image.
+fn is_free(directory: &Path, name: &str) -> bool {
+    let options = Options::new("other", DiskDriver::File { filename: directory.join(format!("{name}.img")) });
+    Disk::open(&Options { locking: Locking::On, ..options }).is_ok()
+}
+
+/// What was on its way out, when so much of that has gone.
+fn await_torn_down(daemon: &mut Daemon, many: usize) -> Vec<TornDown> {
+    let mut gone = Vec::new();
+    while gone.len() < many {
+        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+        gone.extend(daemon.take_torn_down());
+    }
+    gone
+}
+
+/// A client of the server over NBD, which is served.
 fn nbd_client(directory: &Path) -> UnixStream {
     let mut client = UnixStream::connect(directory.join("nbd")).unwrap();
     // EXPORT_NAME, behind flags.
@@ -292,9 +308,8 @@ fn a_logical_unit_that_goes_frees_its_disk_when_that_is_told() {
         assert!(!daemon.disk_state("d0").unwrap().read_only, "an export writes");
         daemon.remove_lun("s0", FIRST).unwrap();
         assert_eq!(daemon.remove_blockdev("d0").unwrap_err().to_string(), "Node d0 is in use");
-        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
         let gone = TornDown::Lun { export: "s0".into(), at: FIRST, node_name: "d0".into() };
-        assert_eq!(daemon.take_torn_down(), [gone]);
+        assert_eq!(await_torn_down(&mut daemon, 1), [gone]);
         assert!(daemon.disk_state("d0").unwrap().read_only, "nobody writes any more");
         assert_eq!(state(&daemon), empty);
     }
@@ -316,8 +331,7 @@ fn a_blockdev_is_in_use_as_long_as_a_unit_that_was_taken_away_uses_what_is_writt
     daemon.add_lun("s0", lun(0, "f")).unwrap();
     daemon.remove_lun("s0", FIRST).unwrap();
     assert_eq!(daemon.remove_blockdev("r").unwrap_err().to_string(), "Node f is in use");
-    rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
-    daemon.take_torn_down();
+    await_torn_down(&mut daemon, 1);
     daemon.remove_blockdev("r").unwrap();
     assert_eq!(daemon.disks_by_name().len(), 0);
 }
@@ -341,8 +355,7 @@ fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_
     let before = state(&daemon);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            refuse(libc::SYS_clone3, libc::EAGAIN);
-            refuse(libc::SYS_clone, libc::EAGAIN);
+            refuse_threads();
             let error = daemon.remove_lun("s0", FIRST).unwrap_err().to_string();
             assert!(error.starts_with("export 's0': no thread could be had to wait"), "{error}");
             let error = daemon.remove_export("e0", Deletion::Hard).unwrap_err().to_string();
@@ -356,11 +369,7 @@ fn what_somebody_would_have_to_wait_for_is_not_removed_where_there_is_no_thread_
     daemon.remove_lun("s0", FIRST).unwrap();
     daemon.remove_export("e0", Deletion::Hard).unwrap();
     daemon.stop_nbd_server().unwrap();
-    let mut gone = 0;
-    while gone < 3 {
-        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
-        gone += daemon.take_torn_down().len();
-    }
+    await_torn_down(&mut daemon, 3);
     for mut client in [client, nbd] {
         assert_eq!(client.read(&mut [0]).unwrap(), 0, "it was hung up on");
     }
@@ -477,8 +486,7 @@ fn a_unit_that_comes_back_has_what_its_disk_can_do_by_then_and_what_was_left_the
         readers.push(Arc::downgrade(&unit(&daemon)));
         daemon.remove_export("s1", Deletion::Safe).unwrap();
         daemon.remove_lun("s0", FIRST).unwrap();
-        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
-        daemon.take_torn_down();
+        await_torn_down(&mut daemon, 1);
     }
     assert_eq!(readers.iter().filter(|unit| unit.upgrade().is_some()).count(), 1, "the last is kept");
 }
@@ -501,8 +509,7 @@ fn an_image_is_not_said_to_be_inactive_before_what_was_deleted_has_let_go_of_it(
     daemon.set_active(Some("d0"), true).unwrap();
     daemon.remove_lun("s0", FIRST).unwrap();
     assert_eq!(inactive(&mut daemon), Err(leaves("s0")));
-    rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
-    daemon.take_torn_down();
+    await_torn_down(&mut daemon, 1);
     daemon.add_export(lets_go(export(at, "e0", "d0"))).unwrap();
     daemon.set_active(Some("d0"), true).unwrap();
     daemon.remove_export("e0", Deletion::Hard).unwrap();
@@ -748,11 +755,7 @@ fn clients_that_start_queues_on_a_thread_that_is_stuck_hold_up_no_change() {
     assert_eq!(daemon.take_torn_down(), []);
     assert!(stuck.is(), "somebody has waited for it");
     drop(stuck);
-    let mut gone = 0;
-    while gone < 2 {
-        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
-        gone += daemon.take_torn_down().len();
-    }
+    await_torn_down(&mut daemon, 2);
 }
 
 #[test]
@@ -765,8 +768,7 @@ fn an_export_over_nbd_on_a_thread_that_is_stuck_goes_when_that_goes_on_and_holds
     daemon.remove_export("n0", Deletion::Safe).unwrap();
     assert!(daemon.is_shutting_down("n0") && stuck.is(), "somebody has waited for it");
     drop(stuck);
-    rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
-    assert_eq!(daemon.take_torn_down(), [TornDown::Export { id: "n0".into() }]);
+    assert_eq!(await_torn_down(&mut daemon, 1), [TornDown::Export { id: "n0".into() }]);
     daemon.stop_nbd_server().unwrap();
 }
 
@@ -907,10 +909,7 @@ fn a_blockdev_that_cannot_be_opened_otherwise_stays_open_without_locks_and_is_in
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
     let mut daemon = daemon();
-    let is_free = |name: &str| {
-        let options = Options::new("other", DiskDriver::File { filename: at.join(format!("{name}.img")) });
-        Disk::open(&Options { locking: Locking::On, ..options }).is_ok()
-    };
+    let is_free = |name: &str| is_free(at, name);
     image(at, "d0");
     let open = || std::fs::File::options().read(true).write(true).open(at.join("d0.img")).unwrap();
     daemon.add_fd(Some(0), open().into(), None).unwrap();
@@ -949,28 +948,20 @@ fn a_blockdev_that_cannot_be_opened_otherwise_stays_open_without_locks_and_is_in
 fn an_image_that_nobody_could_make_stable_for_want_of_a_thread_stays_open_and_locked_until_there_is_one() {
     let (place, mut daemon) = with_image();
     let at = place.path();
-    let file = DiskDriver::File { filename: at.join("d0.img") };
-    let is_free = || {
-        let options = Options::new("other", file.clone());
-        Disk::open(&Options { locking: Locking::On, ..options }).is_ok()
-    };
     let (value, spelling) = keyval::read("raw,node-name=r,file=d0", "driver").unwrap();
     daemon.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
     daemon.add_export(Export { writable: true, ..export(at, "e0", "d0") }).unwrap();
     daemon.calls.limit(Duration::MAX);
-    let mut limited = daemon;
-    // What is refused to a thread it never has again.
-    let limited = std::thread::spawn(move || {
-        refuse(libc::SYS_clone3, libc::EAGAIN);
-        refuse(libc::SYS_clone, libc::EAGAIN);
-        limited.remove_export("e0", Deletion::Safe).unwrap();
-        limited.take_torn_down();
-        limited
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            refuse_threads();
+            daemon.remove_export("e0", Deletion::Safe).unwrap();
+            daemon.take_torn_down();
+        });
     });
-    let mut daemon = limited.join().unwrap();
-    assert!(daemon.disks.contains_key("d0") && !is_free());
+    assert!(daemon.disks.contains_key("d0") && !is_free(at, "d0"));
     daemon.add_blockdev(image(at, "d1")).unwrap();
-    assert!(!daemon.disks.contains_key("d0") && is_free());
+    assert!(!daemon.disks.contains_key("d0") && is_free(at, "d0"));
 }
 
 #[test]
