@@ -75,6 +75,13 @@ impl Fixture {
         Self { io, id, inbox, queries }
     }
 
+    /// Has so many requests begin at once, and then one a second.
+    fn limit_requests(&mut self, burst: u64) {
+        let total = Limit { average: 1, burst, burst_seconds: 1 };
+        let limits = Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() };
+        self.lane().core.disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    }
+
     /// A client that has sent these already.
     fn connect(&self, input: Vec<u8>) -> UnixStream {
         self.connect_with(Headers::Simple, input)
@@ -349,9 +356,7 @@ fn a_long_read_is_done_part_by_part_and_alone_where_its_data_comes_without_its_p
 fn a_request_that_is_done_in_parts_counts_once_against_limits() {
     const PARTS: usize = 32;
     let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
-    let total = Limit { average: 1, burst: PARTS as u64, burst_seconds: 1 };
-    let limits = Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() };
-    fixture.lane().core.disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    fixture.limit_requests(PARTS as u64);
     let mut client = fixture.connect(request(0, command::READ, (PARTS * MIB) as u64));
     let mut left = 16 + PARTS * MIB;
     while left > 0 {
@@ -377,9 +382,7 @@ fn requests_of_one_part_count_against_limits_whether_they_read_or_write() {
     for (asked, answer) in [(request(0, command::READ, 512), 16 + 512), (write, 16)] {
         let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
         // Four, one over the brim, and then one a second.
-        let total = Limit { average: 1, burst: 4, burst_seconds: 1 };
-        let limits = Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() };
-        fixture.lane().core.disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+        fixture.limit_requests(4);
         let mut client = fixture.connect(asked.repeat(MANY));
         for _ in 0..8 {
             fixture.io.wake(fixture.id);
@@ -395,9 +398,7 @@ fn what_a_client_has_cached_counts_as_so_many_of_the_longest_reads() {
     const LONGEST: u64 = DEFAULT_PAYLOAD as u64;
     let null = Driver::Null { size: 64 * LONGEST, latency: Nanos::ZERO, read_zeroes: false };
     let mut fixture = Fixture::of(&Options::new("null", null));
-    let total = Limit { average: 1, burst: 2, burst_seconds: 1 };
-    let limits = Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() };
-    fixture.lane().core.disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    fixture.limit_requests(2);
     let mut client = fixture.connect(request(0, command::CACHE, 64 * LONGEST));
     // Two at once, and one that goes over the brim; a minute would go by before the last.
     let waits = loop {

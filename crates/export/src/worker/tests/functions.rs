@@ -120,6 +120,15 @@ impl Machine {
         }
     }
 
+    /// Has a queue stop, and goes on until it has.
+    fn await_stop(&mut self, id: SourceId) {
+        let (to, stopped) = channel();
+        self.io.detach(id, move |worker| to.send(worker).unwrap());
+        while stopped.try_recv().is_err() {
+            self.io.turn().unwrap();
+        }
+    }
+
     /// Makes a function available, and returns where its answer is to be.
     fn manage(&mut self, function: u8, tag: u64) -> u64 {
         let (memory, driver) = &mut self.control;
@@ -264,11 +273,7 @@ fn a_function_about_what_may_be_in_the_ring_of_a_queue_that_stops_for_good_is_le
             worker.queue().unwrap().let_go();
         }
         machine.turns();
-        let (to, stopped) = channel();
-        machine.io.detach(control_id, move |worker| to.send(worker).unwrap());
-        while stopped.try_recv().is_err() {
-            machine.io.turn().unwrap();
-        }
+        machine.await_stop(control_id);
         let is_left = inflight.queue(0).unwrap().is_busy();
         assert_eq!((machine.managed(answer), is_left), expected, "looks: {looks}, about {tag}");
     }
@@ -287,11 +292,7 @@ fn a_command_of_many_operations_that_may_go_with_the_record_is_not_ended_before_
     queue(&mut machine.io, id).leave(Leave::NotBegun);
     machine.io.wake(id);
     machine.io.turn().unwrap();
-    let (to, stopped) = channel();
-    machine.io.detach(id, move |worker| to.send(worker).unwrap());
-    while stopped.try_recv().is_err() {
-        machine.io.turn().unwrap();
-    }
+    machine.await_stop(id);
     assert!(inflight.queue(2).unwrap().is_busy(), "the rest of it waits for limits");
 }
 
