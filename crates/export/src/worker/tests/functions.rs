@@ -464,3 +464,25 @@ fn a_command_that_ends_has_its_queue_look_whose_places_limits_keep() {
     assert_eq!(machine.await_used(), 1);
     assert!(!queue(&mut machine.io, id).keeps_places);
 }
+
+#[test]
+fn what_a_queue_that_stops_for_good_asks_of_a_limited_disk_ends_early_but_flushes_and_what_it_keeps_for_the_record() {
+    let mut machine = Machine::new(limited_disk());
+    let worker = queue(&mut machine.io, machine.id);
+    let write = Op::Write { fua: true };
+    for (leaving, phase, keeps, op, expected) in [
+        (Some(Leave::Nothing), Phase::Stopping, false, write, true),
+        (Some(Leave::Nothing), Phase::Broken, false, write, true),
+        (Some(Leave::Nothing), Phase::Running, false, write, false),
+        (None, Phase::Stopping, false, write, false),
+        (Some(Leave::Nothing), Phase::Stopping, true, write, false),
+        // For which no limit is.
+        (Some(Leave::Nothing), Phase::Stopping, false, Op::Flush, false),
+    ] {
+        worker.stopped.leaving = leaving;
+        (worker.phase, worker.stopped.is) = (phase, keeps);
+        let request = Request { op, offset: 0, len: 512, buffers: Buffers::default(), token: RequestToken(0) };
+        assert_eq!(worker.is_cut_short(DiskKey(0), &request), expected, "{leaving:?}, {keeps}, {op:?}");
+    }
+    (worker.phase, worker.stopped.is, worker.stopped.leaving) = (Phase::Running, false, None);
+}
