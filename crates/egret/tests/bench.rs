@@ -1042,9 +1042,11 @@ fn a_dry_run_names_the_cells_and_touches_nothing() {
     assert!(!lab.results().exists());
     let lab = Lab::new(&NULL_DISK.replacen("'null'", "'file'", 1));
     let said = text(&lab.bench(&["--dry-run"]).output().unwrap().stdout);
-    for others in [["--resume", "x", "--dry-run"], ["--import", "x", "--dry-run"]] {
-        let error = complaint(lab.command(&others));
-        assert!(error.contains("--dry-run") && error.contains("cannot be used with"), "{error}");
-    }
     assert!(said.contains("\nwarning: subject 'two threads' names no aio, and so has threads"), "{said}");
+    for words in [&["--resume", "x", "--dry-run"][..], &["--resume", "x", "--seed=1"], &["--import", "x", "--dry-run"]]
+    {
+        let error = complaint(lab.command(words));
+        let other = words[2].split('=').next().unwrap();
+        assert!(error.contains(other) && error.contains("cannot be used with"), "{error}");
+    }
 }
