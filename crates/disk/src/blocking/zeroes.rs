@@ -112,14 +112,12 @@ fn fallocate(file: &File, flags: FallocateFlags, bytes: &Range<u64>) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Driver, Options};
+    use crate::tests::Image;
 
     #[test]
     fn blocks_are_a_file_systems_past_the_page_cache_a_devices_own_and_sectors_elsewhere() {
-        let image = tempfile::NamedTempFile::new().unwrap();
-        image.as_file().set_len(1 << 20).unwrap();
-        let driver = Driver::File { filename: image.path().to_owned() };
-        let mut disk = Disk::open(&Options::new("disk0", driver)).unwrap();
+        let image = Image::new(1 << 20);
+        let mut disk = Disk::open(&image.options()).unwrap();
         for (direct, physical, block) in
             [(false, 512, 512), (false, 4096, 512), (true, 512, 4096), (true, 4096, 4096), (true, 16384, 16384)]
         {

@@ -258,7 +258,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    fn new(size: u64) -> Self {
+    pub(crate) fn new(size: u64) -> Self {
         Self::of(&vec![0; size as usize])
     }
 
@@ -278,7 +278,7 @@ impl Image {
         Self { _dir: dir, path }
     }
 
-    fn options(&self) -> Options {
+    pub(crate) fn options(&self) -> Options {
         Options::new("disk0", Driver::File { filename: self.path.clone() })
     }
 

@@ -9,7 +9,7 @@ mod replayed;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
@@ -731,12 +731,17 @@ fn a_policy_of_qemu_sees_turns_without_a_wait_too_and_engines_from_the_first_of_
     thread.join().unwrap();
 }
 
-#[test]
-fn a_policy_is_told_how_many_requests_are_in_flight_and_whether_the_loop_slept() {
+/// A loop whose policy tells of every turn, and looks at everything in each.
+fn told_of_every_turn() -> (EventLoop<Bell>, Receiver<Told>) {
     let (tell, told) = channel();
     let idle_after = Nanos::from_millis(3_600_000);
     let options = LoopOptions { policy: every_turn(tell), idle_after, ..options(MonitorChoice::Auto, Nanos::ZERO) };
-    let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+    (EventLoop::new(options, |_ring| Echo::default()).unwrap(), told)
+}
+
+#[test]
+fn a_policy_is_told_how_many_requests_are_in_flight_and_whether_the_loop_slept() {
+    let (mut target, told) = told_of_every_turn();
     let turn = |target: &mut EventLoop<Bell>| {
         target.turn().unwrap();
         told.try_iter().last().expect("a turn")
@@ -780,10 +785,7 @@ fn a_policy_is_told_how_many_requests_are_in_flight_and_whether_the_loop_slept()
 
 #[test]
 fn a_policy_is_told_that_engines_have_ended_what_they_announce_in_a_wait_or_before_it() {
-    let (tell, told) = channel();
-    let idle_after = Nanos::from_millis(3_600_000);
-    let options = LoopOptions { policy: every_turn(tell), idle_after, ..options(MonitorChoice::Auto, Nanos::ZERO) };
-    let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+    let (mut target, told) = told_of_every_turn();
     let engine = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let ((tell_heard, _heard), (mut bell, outside, _hear)) = (channel(), bell());
     bell.brings = Some((engine.try_clone().unwrap(), tell_heard));
