@@ -22,8 +22,6 @@ use crate::support::qmp::Qmp;
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
 
-/// Into how many turns a measurement is cut.
-const TURNS: u32 = 5;
 /// The I/O thread's name, and its thread's.
 const IO_THREAD: &str = "io0";
 /// The time before measuring, at each turn but the first. To a daemon that was stopped the world has changed, and a change of
@@ -37,6 +35,8 @@ pub struct Times {
     pub warm_up: Duration,
     /// In all turns.
     pub length: Duration,
+    /// Into how many turns that is cut.
+    pub turns: u32,
 }
 
 /// Egret with options of its I/O thread.
@@ -259,10 +259,10 @@ pub fn take_turns<T>(
     shuffle: &mut Shuffle,
     mut failed: impl FnMut(&T, &LoadError),
 ) -> Vec<(T, Deployment)> {
-    for turn in 0..TURNS {
+    for turn in 0..times.turns {
         deployments = shuffle.of(deployments);
         let ramp = if turn == 0 { times.warm_up } else { RAMP };
-        let span = Span { ramp, length: times.length / TURNS };
+        let span = Span { ramp, length: times.length / times.turns };
         deployments.retain_mut(|(name, deployment)| {
             deployment.take_turn(span).inspect_err(|error| failed(name, error)).is_ok()
         });

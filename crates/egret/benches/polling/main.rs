@@ -1,7 +1,7 @@
 //! Polling policies side by side: the same egret, the same disks, the same load, in turns and in random order.
 //!
 //! `make bench-polling`, or `cargo bench -p egret --bench polling -- --help`. For every cell each policy gets a fresh
-//! daemon. All of them are there at once and take turns of a fifth of a second, the others stopped meanwhile; what one
+//! daemon. All of them are there at once and take turns, the others stopped meanwhile; what one
 //! repetition measures is compared within that repetition only. `--quick` takes a few minutes, by measuring fewer cells
 //! too; `--only ladder` is one busy disk among idle ones.
 //!
@@ -51,6 +51,9 @@ struct Arguments {
     /// Load each daemon for so long before anything counts: policies that learn have had that long to do so
     #[arg(long, value_name = "SECONDS", default_value_t = 0.2)]
     warm_up: f64,
+    /// Into how many turns a measurement is cut: one is the quickest, where many repetitions are to even out what changes meanwhile
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    turns: u32,
     /// Name the cells, and measure nothing
     #[arg(long)]
     list: bool,
@@ -83,7 +86,11 @@ fn main() -> std::io::Result<()> {
     let contenders: Vec<_> = arguments.policies.iter().map(|policy| Contender::of_policy(policy)).collect();
 
     let pairs = common.pairs();
-    let times = Times { warm_up: Duration::from_secs_f64(arguments.warm_up), length: common.length(1.0, 0.5) };
+    let times = Times {
+        warm_up: Duration::from_secs_f64(arguments.warm_up),
+        length: common.length(1.0, 0.5),
+        turns: arguments.turns,
+    };
     machine::allow_many_descriptors();
     let begin = Instant::now();
     let mut shuffle = Shuffle::seeded_by_the_clock();
