@@ -22,7 +22,7 @@ use crate::budget::ClientBudget;
 use crate::device_state::Transfer;
 use crate::memory_file::memory_file;
 use crate::peer_fd::PeerFd;
-use crate::protocol::{Connection, InflightAt, Message, RegionAt, Request, RingAt};
+use crate::protocol::{Connection, InflightAt, MAX_MEMORY_SLOTS, Message, RegionAt, Request, RingAt};
 use crate::protocol_error::{ProtocolError, invalid};
 use crate::queues::Shared;
 use crate::source::Worker;
@@ -54,9 +54,6 @@ const OLD_CONFIG_OFFSET: u32 = 0x100;
 
 /// The largest ring: a client may choose one larger than the device was described for, as with qemu-storage-daemon.
 const MAX_QUEUE_SIZE: u16 = 1024;
-
-/// Memory regions that a client may have at a time.
-const MAX_MEMORY_SLOTS: usize = 64;
 
 /// What it may have mapped at a time: these, a dirty log, and the one that takes its place.
 pub const MAX_MAPPINGS: usize = MAX_MEMORY_SLOTS + 2;
@@ -237,7 +234,13 @@ impl<'a> Session<'a> {
                 // One that was to run and did not has nothing to stop.
                 self.settle();
             }
-            Request::SetBackendReqFd(fd) => self.shared.set_channel(Some(fd.into_channel()?)),
+            Request::SetBackendReqFd(fd) => {
+                self.shared.set_channel(Some(fd.into_channel()?));
+                // Cloud Hypervisor sends it last, and did not have what there was to tell when its rings started.
+                if self.vrings.iter().any(Vring::is_running) {
+                    self.shared.tell_news();
+                }
+            }
             Request::SetConfig { offset, bytes } => self.write_config(offset, &bytes)?,
         }
         Ok(Answered::Done)

@@ -190,10 +190,10 @@ impl Device for Blk {
         read_space(&self.config.space(self.sectors(), writeback), offset, into);
     }
 
-    /// Writes to the configuration space: `writeback`, and nothing else.
+    /// Writes to the configuration space: `writeback`, and nothing else. Some front-ends write the word that it begins.
     fn write_config(&self, offset: u64, bytes: &[u8]) -> Result<(), DriverError> {
         match bytes {
-            &[writeback] if offset == config::WRITEBACK as u64 => {
+            &[writeback] | &[writeback, _, _, _] if offset == config::WRITEBACK as u64 => {
                 self.set_writeback(writeback);
                 Ok(())
             }

@@ -133,7 +133,7 @@ impl Peer {
 
     pub fn say(&self, request: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) {
         let message = [words(&[request, 1 | flags, body.len() as u32]), body.to_vec()].concat();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(65))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
         sendmsg(&self.0, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).unwrap();

@@ -7,8 +7,8 @@ use egret_disk::{Completion, Op, Request, RequestToken};
 use egret_vring::memory::{Buffers, GuestMemory, IoVec, iovecs};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_blk::{
-    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
-    VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_BARRIER, VIRTIO_BLK_T_DISCARD,
+    VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
 
@@ -19,6 +19,8 @@ use crate::model::{Completed, DiskKey, Malformed, Next, RequestModel, RequestTyp
 const HEADER: usize = 16;
 /// `struct virtio_blk_discard_write_zeroes`: sector, num_sectors, flags.
 const SEGMENT: usize = 16;
+/// What `VIRTIO_BLK_T_FLUSH` was before it was that: illumos and others ask for it.
+const FLUSH_OUT: u32 = 5;
 
 /// The one disk.
 const DISK: DiskKey = DiskKey(0);
@@ -71,7 +73,8 @@ impl BlkQueue {
     #[inline]
     fn understand(&self, memory: &GuestMemory, chain: &Chain, header: [u8; HEADER]) -> Result<Asked, Refused> {
         let word = u128::from_le_bytes(header);
-        let (request, sector) = (word as u32, (word >> 64) as u64);
+        // Drivers older than the standard, and SLOF to this day, set the barrier's bit though nobody offers barriers.
+        let (request, sector) = (word as u32 & !VIRTIO_BLK_T_BARRIER, (word >> 64) as u64);
         match request {
             VIRTIO_BLK_T_IN => {
                 let len = u64::from(chain.writable_len() - 1);
@@ -85,7 +88,7 @@ impl BlkQueue {
                 }
                 self.transfer(RequestType::Write, op, sector, len)
             }
-            VIRTIO_BLK_T_FLUSH => {
+            VIRTIO_BLK_T_FLUSH | FLUSH_OUT => {
                 Ok(Asked::Disk { request_type: RequestType::Flush, op: Op::Flush, offset: 0, len: 0 })
             }
             VIRTIO_BLK_T_GET_ID => {

@@ -306,7 +306,7 @@ fn a_read_only_disk_answers_writes_with_ioerr_and_still_reads() {
 #[test]
 fn an_unknown_type_is_unsupported() {
     let mut disk = Disk::new(config());
-    for request in [2, 3, 5, 7, 9, 10, 12, 14, 15, 16, 26, 0x8000_0000, 0x100, u32::MAX] {
+    for request in [2, 3, 7, 9, 10, 12, 14, 15, 16, 26, 0x100, 0x8000_0002, u32::MAX] {
         assert_eq!(status(disk.ask(request, 0, &[], &[piece(BUFFER, 512)])), UNSUPP, "type {request}");
     }
 }
@@ -319,6 +319,21 @@ fn a_flush_goes_to_the_disk() {
     assert!(request.buffers.is_empty());
     let (ended, told) = disk.end(request, Err(Errno::IO));
     assert_eq!((told, ended.request_type, ended.written), (IOERR, RequestType::Flush, 1));
+}
+
+#[test]
+fn types_as_older_drivers_and_firmware_spell_them_are_what_they_mean() {
+    const BARRIER: u32 = 1 << 31;
+    const FLUSH_OUT: u32 = 5;
+    let data = [piece(BUFFER, 512)];
+    let mut disk = Disk::new(config());
+    for flush in [FLUSH_OUT, FLUSH | BARRIER, FLUSH_OUT | BARRIER] {
+        assert_eq!(submitted(disk.ask(flush, 0, &[], &[])).op, Op::Flush, "type {flush}");
+    }
+    assert_eq!(submitted(disk.ask(IN | BARRIER, 0, &[], &data)).op, Op::Read);
+    assert_eq!(submitted(disk.ask(OUT | BARRIER, 0, &data, &[])).op, Op::Write { fua: false });
+    let mut disk = Disk::new(BlkConfig { read_only: true, ..config() });
+    assert_eq!(status(disk.ask(OUT | BARRIER, 0, &data, &[])), IOERR);
 }
 
 #[test]

@@ -61,6 +61,10 @@ fn takes_writeback_and_nothing_else() {
     assert_eq!(space(&blk)[32], 0);
     blk.write_config(32, &[7]).unwrap();
     assert_eq!(space(&blk)[32], 1);
+    blk.write_config(32, &[0, 0, 4, 0]).unwrap();
+    assert_eq!(space(&blk)[32..36], [0, 0, 4, 0]);
+    blk.write_config(32, &[1, 0, 0xff, 0xff]).unwrap();
+    assert_eq!(space(&blk)[32..36], [1, 0, 4, 0], "the number of queues is not for it to say");
     for (offset, bytes) in [(0, &[1; 8][..]), (31, &[1]), (33, &[1]), (32, &[1, 0]), (32, &[]), (u64::MAX, &[1])] {
         let refused = DriverError::ReadOnly { offset, len: bytes.len() };
         assert_eq!(blk.write_config(offset, bytes), Err(refused));
