@@ -117,6 +117,18 @@ fn a_daemon_whose_announcement_cannot_be_printed_serves_and_ends_as_it_should() 
 }
 
 #[test]
+fn a_daemon_may_have_as_many_descriptors_as_its_hard_limit_says() {
+    let scratch = Scratch::new();
+    let options = Options::new().null("d0", "").export("e0", "d0", &scratch.path("e0"), "");
+    let program = Program::egret().after(["sh", "-c", "ulimit -S -n 256; exec \"$0\" \"$@\""]);
+    let server = Server::start(&program, &options);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.pid())).unwrap();
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let limits: Vec<_> = files.split_whitespace().take(2).collect();
+    assert_eq!(limits[0], limits[1], "the soft limit and the hard one");
+}
+
+#[test]
 fn a_daemon_that_waits_for_a_disk_before_it_serves_is_ended_by_a_signal() {
     let scratch = Scratch::new();
     let (server, pidfile) = (scratch.path("server"), scratch.path("pid"));
