@@ -117,6 +117,18 @@ fn a_daemon_whose_announcement_cannot_be_printed_serves_and_ends_as_it_should() 
 }
 
 #[test]
+fn a_daemon_whose_warnings_cannot_be_written_serves_all_the_same() {
+    let scratch = Scratch::new();
+    // Two that write to one disk.
+    let [e0, e1] = ["e0", "e1"].map(|name| scratch.path(name));
+    let options =
+        Options::new().null("d0", "").export("e0", "d0", &e0, "writable=on").export("e1", "d0", &e1, "writable=on");
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let server = Server::start_logging_to(full, &Program::egret(), &options);
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+#[test]
 fn a_daemon_may_have_as_many_descriptors_as_its_hard_limit_says() {
     let scratch = Scratch::new();
     let options = Options::new().null("d0", "").export("e0", "d0", &scratch.path("e0"), "");
