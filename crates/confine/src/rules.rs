@@ -385,7 +385,7 @@ pub const RULES: &[Rule] = &[
     option!(SYS_setsockopt, &[Session, Metrics, Control], "clients over TCP", IPPROTO_TCP, TCP_NODELAY),
     option!(SYS_setsockopt, &[Session], "clients over TCP", SOL_SOCKET, SO_KEEPALIVE),
     call!(SYS_shutdown, &[Metrics, Session], "clients that were told off, or that do not receive"),
-    by!(SYS_ioctl, &[Metrics, Watchdog, Control], "sockets that do not block", 1, libc::FIONBIO),
+    by!(SYS_ioctl, &[Metrics, Control], "sockets that do not block", 1, libc::FIONBIO),
     // The watchdog.
     call!(
         SYS_openat,
@@ -416,13 +416,7 @@ pub const RULES: &[Rule] = &[
     by!(SYS_ioctl, &[Control], "what a device is", 1, ioctl::BLKSSZGET),
     by!(SYS_ioctl, &[Control], "what a device is", 1, ioctl::BLKPBSZGET),
     by!(SYS_ioctl, &[Control], "whether a terminal is to see what happens", 1, libc::TCGETS),
-    by!(
-        SYS_socket,
-        &[Watchdog, Control, Connector],
-        "exports, monitors, the service manager, NBD servers",
-        0,
-        libc::AF_UNIX
-    ),
+    by!(SYS_socket, &[Control, Connector], "exports, monitors, the service manager, NBD servers", 0, libc::AF_UNIX),
     call!(SYS_bind, &[Control], "sockets of exports and monitors"),
     call!(SYS_listen, &[Control], "sockets of exports and monitors"),
     call!(SYS_connect, &[Control, Connector], "whether somebody listens at a socket that is there; NBD servers"),

@@ -221,7 +221,6 @@ fn nobody_who_takes_over_a_thread_opens_connects_executes_or_traces_anything() {
         for (what, refused) in privileges(&inside) {
             let is_allowed = match kind {
                 ThreadKind::Control => true,
-                ThreadKind::Watchdog => what == "a UNIX socket",
                 ThreadKind::Reservations => what == "open inside",
                 ThreadKind::Connector => ["a UNIX socket", "connect"].contains(&what),
                 ThreadKind::Rbd => ["open inside", "connect"].contains(&what),

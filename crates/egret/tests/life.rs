@@ -117,6 +117,30 @@ fn a_daemon_whose_announcement_cannot_be_printed_serves_and_ends_as_it_should() 
 }
 
 #[test]
+fn a_daemon_whose_warnings_cannot_be_written_serves_all_the_same() {
+    let scratch = Scratch::new();
+    // Two that write to one disk.
+    let [e0, e1] = ["e0", "e1"].map(|name| scratch.path(name));
+    let options =
+        Options::new().null("d0", "").export("e0", "d0", &e0, "writable=on").export("e1", "d0", &e1, "writable=on");
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let server = Server::start_logging_to(full, &Program::egret(), &options);
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+#[test]
+fn a_daemon_may_have_as_many_descriptors_as_its_hard_limit_says() {
+    let scratch = Scratch::new();
+    let options = Options::new().null("d0", "").export("e0", "d0", &scratch.path("e0"), "");
+    let program = Program::egret().after(["sh", "-c", "ulimit -S -n 256; exec \"$0\" \"$@\""]);
+    let server = Server::start(&program, &options);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.pid())).unwrap();
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let limits: Vec<_> = files.split_whitespace().take(2).collect();
+    assert_eq!(limits[0], limits[1], "the soft limit and the hard one");
+}
+
+#[test]
 fn a_daemon_that_waits_for_a_disk_before_it_serves_is_ended_by_a_signal() {
     let scratch = Scratch::new();
     let (server, pidfile) = (scratch.path("server"), scratch.path("pid"));

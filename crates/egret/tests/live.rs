@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -10,12 +12,13 @@ use std::time::Duration;
 
 use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{self, Job, Span, Spec, Waiting};
+use rustix::thread::{CpuSet, sched_getaffinity};
 use serde_json::{Value, json};
 use support::disk::{self, BLOCK, Disk};
 use support::guest::Guest;
 use support::http::sum;
 use support::qmp::Qmp;
-use support::scratch::Scratch;
+use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::wire::{GET_VRING_BASE, u32s};
 use support::{Finished, await_that};
@@ -383,4 +386,81 @@ fn worker_threads_are_as_many_as_they_may_be_now() {
     });
     let shown = deployment.image.metadata().map(|image| image.len()).expect("the image");
     assert_eq!(shown, 16 * MIB);
+}
+
+/// Processors for those who are put there.
+struct Cpuset(PathBuf);
+
+impl Cpuset {
+    /// With one processor, if there are any here.
+    fn of(cpu: usize) -> Option<Self> {
+        let name = format!("egret-test-{}", std::process::id());
+        // Of the first cgroups and of the second.
+        ["/sys/fs/cgroup/cpuset", "/sys/fs/cgroup"].into_iter().find_map(|root| {
+            let (root, place) = (Path::new(root), Path::new(root).join(&name));
+            write(&root.join("cgroup.subtree_control"), "+cpuset");
+            fs::create_dir(&place).ok()?;
+            let new = Self(place);
+            write(&new.0.join("cpuset.mems"), &fs::read_to_string(root.join("cpuset.mems")).unwrap_or_default());
+            new.give(&cpu.to_string()).then_some(new)
+        })
+    }
+
+    fn give(&self, cpus: &str) -> bool {
+        write(&self.0.join("cpuset.cpus"), cpus)
+    }
+}
+
+/// Writes to a file of the kernel's, if it has it.
+fn write(file: &Path, text: &str) -> bool {
+    fs::File::options().write(true).open(file).and_then(|mut file| file.write_all(text.as_bytes())).is_ok()
+}
+
+impl Drop for Cpuset {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_daemon_that_is_given_more_processors_runs_on_them_with_every_thread() {
+    let allowed = sched_getaffinity(None).unwrap();
+    let cpus: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(2).collect();
+    let &[first, second] = &cpus[..] else { return egret_needs::this_test_lacks("two processors") };
+    if !is_root_or_skips("for a cpuset") {
+        return;
+    }
+    let Some(cpuset) = Cpuset::of(first) else { return egret_needs::this_test_lacks("cpusets") };
+    let scratch = Scratch::new();
+    let options = Options::new()
+        .iothread("io0", "")
+        .iothread("io1", "poll-policy=off")
+        .disk("d0", &scratch.image("disk", MIB), "aio=threads")
+        .export("e0", "d0", &scratch.path("e0"), "writable=on,iothread=io0")
+        .monitor("m", &scratch.path("qmp"));
+    let enter = format!("echo $$ > {}/cgroup.procs && exec \"$0\" \"$@\"", cpuset.0.display());
+    let server = Server::start(&Program::egret().after(["sh", "-c", &enter]), &options);
+    let mut qmp = Qmp::connect(&scratch.path("qmp"));
+    let mut set = |property: &str, value: Value| {
+        qmp.run("qom-set", json!({"path": "io1", "property": property, "value": value}));
+    };
+    set("cpu-affinity", json!(first.to_string()));
+    set("cpu-affinity", Value::Null);
+    // Which finds out what blocking costs.
+    set("poll-policy", json!("low-regret"));
+    // By a worker.
+    Disk::connect(&scratch.path("e0")).unwrap().first().write(0, &[1; 4096]).unwrap();
+
+    let runs_on = || -> Vec<String> {
+        let lists = server.each_thread("status").into_iter().map(|status| {
+            let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+            format!("{} on {}", line("Name:"), line("Cpus_allowed_list:"))
+        });
+        lists.collect()
+    };
+    let all_on = |cpus: &str| runs_on().iter().all(|line| line.ends_with(&format!(" on {cpus}")));
+    assert!(all_on(&first.to_string()), "{:?}", runs_on());
+    assert!(cpuset.give(&format!("{first},{second}")));
+    let both = format!("{first}{}{second}", if second == first + 1 { '-' } else { ',' });
+    assert!(all_on(&both), "{:?}", runs_on());
 }

@@ -6,10 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
 
 use egret_polling::{BlockCost, Contention, Nanos};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, Pid, sched_getcpu, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::clock;
@@ -36,8 +37,8 @@ pub struct Calibration {
     pub waking: Nanos,
 }
 
-/// Measures what it costs the calling thread to sleep and be woken: it plays ping-pong with another, each sleeping
-/// while the other runs, for 10 ms, or up to 50 ms where the machine is busy, and five times at least.
+/// Measures what it costs a thread like the calling one to sleep and be woken: two play ping-pong, each sleeping while the
+/// other runs, for 10 ms, or up to 50 ms where the machine is busy, and five times at least.
 ///
 /// The two are kept on different processors, where there are two: whoever wakes an I/O thread (a guest, a kernel thread)
 /// is elsewhere, and to wake an idle processor costs several times what a switch on one's own does. All figures are
@@ -47,15 +48,17 @@ pub struct Calibration {
 ///
 /// No thread or descriptor to be had.
 pub fn calibrate() -> io::Result<Calibration> {
-    let allowed = sched_getaffinity(None)?;
     let here = sched_getcpu();
-    let mut only_here = CpuSet::new();
-    only_here.set(here);
-    // Refused where nothing of it is allowed, which leaves things as they are.
-    let _ = sched_setaffinity(None, &only_here);
-    let found = play(here);
-    let _ = sched_setaffinity(None, &allowed);
-    found
+    // Not on the calling thread, which could not be let go of again: who may run wherever the process may is told of the
+    // processors of the moment, and who is bound to these keeps to them when the process gets others.
+    let measure = move || {
+        let mut only_here = CpuSet::new();
+        only_here.set(here);
+        // Refused where nothing of it is allowed, which leaves things as they are.
+        let _ = sched_setaffinity(None, &only_here);
+        play(here)
+    };
+    join(spawn(measure)?)
 }
 
 fn play(here: usize) -> io::Result<Calibration> {
@@ -64,7 +67,7 @@ fn play(here: usize) -> io::Result<Calibration> {
     let sent = Arc::new(AtomicU64::new(0));
     let partner = {
         let (ping, pong, sent) = (Arc::clone(&ping), Arc::clone(&pong), Arc::clone(&sent));
-        std::thread::Builder::new().name("calibrate".into()).stack_size(64 << 10).spawn(move || {
+        spawn(move || {
             // Refused on a machine with one processor.
             let _ = sched_setaffinity(None, &elsewhere(here));
             let mut cpu = Spent::new();
@@ -91,8 +94,16 @@ fn play(here: usize) -> io::Result<Calibration> {
         cpu.note();
     }
     rustix::io::write(&*ping, &2u64.to_ne_bytes())?;
-    let theirs = partner.join().map_err(|_| io::Error::other("the calibrating thread panicked"))??;
+    let theirs = join(partner)?;
     Ok(Calibration::of([cpu.typical(), theirs], typical(latencies), typical(wakings)))
+}
+
+fn spawn<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
+    std::thread::Builder::new().name("calibrate".into()).stack_size(64 << 10).spawn(run)
+}
+
+fn join<T>(thread: JoinHandle<io::Result<T>>) -> io::Result<T> {
+    thread.join().map_err(|_| io::Error::other("the calibrating thread panicked"))?
 }
 
 /// All processors but one.
@@ -218,6 +229,10 @@ fn read_at_start<'a>(file: Option<&File>, buffer: &'a mut [u8]) -> io::Result<&'
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use rustix::thread::sched_getaffinity;
+
     use super::*;
 
     #[test]
@@ -228,6 +243,29 @@ mod tests {
         assert!(cost.cpu > Nanos::ZERO && cost.latency > Nanos::ZERO, "{cost:?}");
         assert!(waking > Nanos::ZERO && waking <= cost.cpu, "{waking:?} of {cost:?}");
         assert!(cost.cpu < took && cost.latency < took, "{cost:?} in {took:?}");
+    }
+
+    #[test]
+    fn who_calibrates_may_run_all_the_while_where_it_might_before() {
+        let allowed = sched_getaffinity(None).unwrap();
+        if allowed.count() < 2 {
+            return egret_needs::this_test_lacks("two processors");
+        }
+        let thread = rustix::thread::gettid();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    if sched_getaffinity(Some(thread)).unwrap() != allowed {
+                        return false;
+                    }
+                }
+                sched_getaffinity(Some(thread)).unwrap() == allowed
+            });
+            let calibrated = calibrate();
+            done.store(true, Ordering::Relaxed);
+            assert!(looks.join().unwrap() && calibrated.is_ok());
+        });
     }
 
     #[test]

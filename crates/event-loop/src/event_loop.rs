@@ -412,6 +412,7 @@ impl<S: Source> EventLoop<S> {
             self.monitor.remove(fd, key(id.index, id.generation));
         }
         self.polling.forget(slot(id.index));
+        self.timers.forget(id);
         source.detached(&mut self.backend);
         Some(source)
     }

@@ -7,11 +7,16 @@
 
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use egret_confine::{Starter, ThreadKind};
 
 use crate::error::RbdError;
+
+/// So many calls hang before none is made any more but those that end the use of an image. Each costs a thread, and may keep a
+/// connection, which has some of its own.
+pub(crate) const MOST: usize = 8;
 
 static STARTER: Starter = Starter::new(ThreadKind::Rbd, "rbd");
 
@@ -33,21 +38,51 @@ pub fn is_started() -> bool {
 }
 
 /// Has `call` run, and waits for what it returns, as long as `patience` lasts.
+///
+/// # Errors
+///
+/// What it returns, or nothing in time; or too many others hang.
 pub(crate) fn call<R: Send + 'static>(
+    what: &'static str,
+    patience: Duration,
+    call: impl FnOnce() -> Result<R, RbdError> + Send + 'static,
+) -> Result<R, RbdError> {
+    if hung().len() >= MOST {
+        return Err(RbdError::OthersHang);
+    }
+    last_call(what, patience, call)
+}
+
+/// The same of a call by which the use of an image ends, however many others hang.
+pub(crate) fn last_call<R: Send + 'static>(
     what: &'static str,
     patience: Duration,
     call: impl FnOnce() -> Result<R, RbdError> + Send + 'static,
 ) -> Result<R, RbdError> {
     start()?;
     let (sender, receiver) = channel();
+    let going = Arc::new(());
+    let hangs = Arc::downgrade(&going);
     run(move || {
         let _ = sender.send(call());
+        drop(going);
     });
     match receiver.recv_timeout(patience) {
         Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => Err(RbdError::NoAnswer { what, patience }),
+        Err(RecvTimeoutError::Timeout) => {
+            hung().push(hangs);
+            Err(RbdError::NoAnswer { what, patience })
+        }
         Err(RecvTimeoutError::Disconnected) => Err(RbdError::Thread("none could be started".to_owned())),
     }
+}
+
+/// Calls that hang: nobody waits for them any more, and each has its own of these until it ends.
+fn hung() -> MutexGuard<'static, Vec<Weak<()>>> {
+    static HUNG: Mutex<Vec<Weak<()>>> = Mutex::new(Vec::new());
+    let mut hung = HUNG.lock().unwrap_or_else(PoisonError::into_inner);
+    hung.retain(|call| call.strong_count() > 0);
+    hung
 }
 
 /// Ends the process if librbd is in it: at once, because its threads may still run, and what would be undone at an
@@ -63,4 +98,32 @@ pub fn leave_at_once(status: u8) {
 /// Has `call` run, and waits for nothing. Calls have been [started](start).
 pub(crate) fn run(call: impl FnOnce() + Send + 'static) {
     let _ = STARTER.run(call);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_calls_may_hang_until_one_ends_and_what_ends_the_use_of_an_image_is_called_all_the_same() {
+        let hung: Vec<_> = (0..MOST)
+            .map(|_| {
+                let (well, is_well) = channel::<()>();
+                let waits = move || {
+                    let _ = is_well.recv();
+                    Ok(())
+                };
+                let given_up = call("waiting", Duration::from_millis(1), waits);
+                assert!(matches!(given_up, Err(RbdError::NoAnswer { .. })), "{given_up:?}");
+                well
+            })
+            .collect();
+        let refused = call("another", Duration::MAX, || Ok(())).unwrap_err().to_string();
+        assert!(refused.starts_with("8 calls of clusters that do not answer have not ended"), "{refused}");
+        assert_eq!(last_call("the last", Duration::MAX, || Ok(())), Ok(()));
+        drop(hung);
+        while call("another", Duration::MAX, || Ok(())).is_err() {
+            std::thread::yield_now();
+        }
+    }
 }

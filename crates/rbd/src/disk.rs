@@ -16,7 +16,7 @@ use egret_disk::{BlockLimits, Blocks, Engine, EngineError, FlushError, Locking, 
 use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
 
-use crate::calls::{call, run};
+use crate::calls::{call, last_call, run};
 use crate::cluster::ClusterOptions;
 use crate::engine::Shared;
 use crate::error::RbdError;
@@ -192,7 +192,20 @@ impl Opened {
         ask: impl FnOnce(&Image) -> Result<R, RbdError> + Send + 'static,
     ) -> Result<R, RbdError> {
         let image = Arc::clone(&self.shared().image);
-        let asked = call(what, self.options.cluster.connect_timeout, move || ask(&image));
+        self.look_at(call(what, self.options.cluster.connect_timeout, move || ask(&image)))
+    }
+
+    /// The same of what comes last, however many calls hang.
+    fn ask_last(
+        &self,
+        what: &'static str,
+        ask: impl FnOnce(&Image) -> Result<(), RbdError> + Send + 'static,
+    ) -> Result<(), RbdError> {
+        let image = Arc::clone(&self.shared().image);
+        self.look_at(last_call(what, self.options.cluster.connect_timeout, move || ask(&image)))
+    }
+
+    fn look_at<R>(&self, asked: Result<R, RbdError>) -> Result<R, RbdError> {
         asked.inspect_err(|e| self.shared().look_for_block(e.errno()))
     }
 
@@ -226,7 +239,7 @@ impl Opened {
 
     fn unlock(&self) -> Result<(), RbdError> {
         let order = Arc::clone(&self.order);
-        self.ask("unlocking an image", move |image| {
+        self.ask_last("unlocking an image", move |image| {
             let _order = order.lock().unwrap_or_else(PoisonError::into_inner);
             image.release_lock()
         })
@@ -295,7 +308,7 @@ impl Remote for RbdDisk {
     }
 
     fn flush(&self) -> Result<(), FlushError> {
-        let flushed = self.opened().ask("flushing an image", Image::flush).map_err(|e| e.errno());
+        let flushed = self.opened().ask_last("flushing an image", Image::flush).map_err(|e| e.errno());
         // One whose lock was given back was written out then, and librbd flushes it no more.
         let is_given_back =
             flushed == Err(Errno::ROFS) && self.options.is_for_locks() && self.opened().locks().users == 0;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::calls::MOST;
 use crate::sys::LoadError;
 
 /// What went wrong, and what would be right.
@@ -36,6 +37,12 @@ pub enum RbdError {
         /// How long it was waited for.
         patience: Duration,
     },
+    /// There is no room for a call that might hang.
+    #[error(
+        "{MOST} calls of clusters that do not answer have not ended, and there is no room for another; try again when one of \
+         those clusters is well"
+    )]
+    OthersHang,
     /// Another client writes to the image.
     #[error(
         "its exclusive lock is held by {owner}: end that client first; if its host is gone, the lock is free some 30 s \
@@ -86,7 +93,7 @@ impl RbdError {
     pub fn errno(&self) -> Errno {
         match self {
             Self::Call { errno, .. } => *errno,
-            Self::NoAnswer { .. } => Errno::TIMEDOUT,
+            Self::NoAnswer { .. } | Self::OthersHang => Errno::TIMEDOUT,
             Self::Locked { .. } | Self::LockedHere => Errno::BUSY,
             Self::Overtaken
             | Self::CacheLost

@@ -14,6 +14,7 @@ use egret_polling::{ParameterError, Parameters, Policy, PolicyKind};
 use egret_vocabulary::schema::{Cpus, Export, IoThread};
 
 use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::calls::PATIENCE;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, IoThreadCounters, StartError};
@@ -359,15 +360,20 @@ fn not_bound(error: Errno) -> String {
 
 /// Has this thread run on `cpus`, or wherever the daemon's main thread may.
 fn bind_this_thread(cpus: Option<&Cpus>) -> rustix::io::Result<()> {
-    let set = match cpus {
-        Some(cpus) => {
-            let mut set = rustix::thread::CpuSet::new();
-            cpus.iter().for_each(|cpu| set.set(cpu.into()));
-            set
-        }
-        None => rustix::thread::sched_getaffinity(Some(rustix::process::getpid()))?,
-    };
-    rustix::thread::sched_setaffinity(None, &set)
+    if let Some(cpus) = cpus {
+        return sched_setaffinity(None, &set_of(cpus.iter().map(usize::from)));
+    }
+    // Not on those where the main thread may by now: it would stay there when the daemon is given others.
+    sched_setaffinity(None, &set_of(0..CpuSet::MAX_CPU))?;
+    let of_main = sched_getaffinity(Some(rustix::process::getpid()))?;
+    // Unless that is less than there is, because somebody has bound the daemon.
+    if sched_getaffinity(None)? == of_main { Ok(()) } else { sched_setaffinity(None, &of_main) }
+}
+
+fn set_of(cpus: impl Iterator<Item = usize>) -> CpuSet {
+    let mut set = CpuSet::new();
+    cpus.for_each(|cpu| set.set(cpu));
+    set
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Notifications to a service manager: systemd's `sd_notify`, which is a datagram to a socket that it names.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,8 +12,6 @@ use std::time::Duration;
 pub enum Progress {
     /// Every disk is served.
     Ready,
-    /// Its I/O threads get on.
-    Alive,
     /// It was told to end.
     Stopping,
 }
@@ -21,17 +19,53 @@ pub enum Progress {
 /// Tells the service manager, if there is one that wants to know (`$NOTIFY_SOCKET`, as in sd_notify(3)). Served or not
 /// does not depend on whether it could be told.
 pub fn notify_service_manager(progress: Progress) {
-    let Some(place) = std::env::var_os("NOTIFY_SOCKET").filter(|place| !place.is_empty()) else { return };
-    if let Err(e) = notify(&place, progress) {
-        tracing::warn!("the service manager at '{}' cannot be told: {e}", place.display());
+    let Some(place) = place() else { return };
+    log(&place, notify(&place, progress));
+}
+
+/// What tells the service manager that the daemon's I/O threads get on.
+pub(crate) struct Heartbeat {
+    /// How often it is to: twice in the time after which the manager would end the daemon.
+    pub(crate) every: Duration,
+    place: OsString,
+    /// Made once: a daemon that has no descriptors left serves on, and is not to be ended for that.
+    socket: UnixDatagram,
+}
+
+impl Heartbeat {
+    /// As the service manager wants it, if it does (`$WATCHDOG_USEC`, as in sd_watchdog_enabled(3)).
+    ///
+    /// # Errors
+    /// There is no descriptor to be had.
+    pub(crate) fn asked_for() -> io::Result<Option<Self>> {
+        let variable = |name| std::env::var(name).ok();
+        let every = interval(variable("WATCHDOG_USEC").as_deref(), variable("WATCHDOG_PID").as_deref());
+        every.zip(place()).map(|(every, place)| Self::new(every, place)).transpose()
+    }
+
+    pub(crate) fn new(every: Duration, place: OsString) -> io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        // The watchdog waits for nobody: a manager that does not read has more of these than it can miss.
+        socket.set_nonblocking(true)?;
+        Ok(Self { every, place, socket })
+    }
+
+    pub(crate) fn beat(&self) {
+        match send(&self.socket, &self.place, "WATCHDOG=1\n") {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            sent => log(&self.place, sent),
+        }
     }
 }
 
-/// How often the service manager is to be told that the daemon is well, if it wants to be: twice in the time after which it
-/// would end it.
-pub(crate) fn watchdog_interval() -> Option<Duration> {
-    let variable = |name| std::env::var(name).ok();
-    interval(variable("WATCHDOG_USEC").as_deref(), variable("WATCHDOG_PID").as_deref())
+fn place() -> Option<OsString> {
+    std::env::var_os("NOTIFY_SOCKET").filter(|place| !place.is_empty())
+}
+
+fn log(place: &OsStr, told: io::Result<()>) {
+    if let Err(e) = told {
+        tracing::warn!("the service manager at '{}' cannot be told: {e}", place.display());
+    }
 }
 
 fn interval(micros: Option<&str>, pid: Option<&str>) -> Option<Duration> {
@@ -41,25 +75,22 @@ fn interval(micros: Option<&str>, pid: Option<&str>) -> Option<Duration> {
 }
 
 fn notify(place: &OsStr, progress: Progress) -> io::Result<()> {
+    let text = match progress {
+        // A daemon that went into the background is not the process that was started.
+        Progress::Ready => format!("READY=1\nMAINPID={}\n", std::process::id()),
+        Progress::Stopping => "STOPPING=1\n".to_owned(),
+    };
+    send(&UnixDatagram::unbound()?, place, &text)
+}
+
+fn send(socket: &UnixDatagram, place: &OsStr, text: &str) -> io::Result<()> {
     let address = match place.as_bytes() {
         // An address without a file.
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         [b'/', ..] => SocketAddr::from_pathname(place)?,
         _ => return Err(io::Error::other("it must be an absolute path, or begin with @")),
     };
-    let text = match progress {
-        // A daemon that went into the background is not the process that was started.
-        Progress::Ready => format!("READY=1\nMAINPID={}\n", std::process::id()),
-        Progress::Alive => "WATCHDOG=1\n".to_owned(),
-        Progress::Stopping => "STOPPING=1\n".to_owned(),
-    };
-    let socket = UnixDatagram::unbound()?;
-    // The watchdog waits for nobody: a manager that does not read has more of these than it can miss.
-    socket.set_nonblocking(progress == Progress::Alive)?;
-    match socket.send_to_addr(text.as_bytes(), &address) {
-        Err(e) if e.kind() != io::ErrorKind::WouldBlock => Err(e),
-        _ => Ok(()),
-    }
+    socket.send_to_addr(text.as_bytes(), &address).map(drop)
 }
 
 #[cfg(test)]
@@ -97,7 +128,8 @@ mod tests {
         assert_eq!(heard(&socket), "STOPPING=1\n");
 
         // As many as it has room for, and then those are enough.
-        (0..1000).for_each(|_| notify(OsStr::new(&format!("@{name}")), Progress::Alive).unwrap());
+        let heartbeat = Heartbeat::new(Duration::ZERO, format!("@{name}").into()).unwrap();
+        (0..1000).for_each(|_| heartbeat.beat());
         assert_eq!(heard(&socket), "WATCHDOG=1\n");
 
         assert!(notify(OsStr::new("notify"), Progress::Ready).unwrap_err().to_string().contains("absolute path"));

@@ -19,7 +19,7 @@ pub(crate) use abort::abort;
 pub use abort::abort_on_panic;
 pub use background::{BackgroundError, LaunchError, Launched, Readiness, Side, background};
 pub use inherited::{InheritError, Inherited};
-pub(crate) use manager::watchdog_interval;
+pub(crate) use manager::Heartbeat;
 pub use manager::{Progress, notify_service_manager};
 pub use output::Output;
 pub use patience::Patience;

@@ -25,7 +25,7 @@ use egret_event_loop::{EventNotifier, Phase};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::daemon::{CounterRegistry, Watched};
-use crate::process::{Progress, abort, notify_service_manager, watchdog_interval};
+use crate::process::{Heartbeat, abort};
 
 /// Looks in the span that a loop may stand still.
 const LOOKS: u32 = 4;
@@ -91,15 +91,15 @@ impl Watchdog {
     pub fn start(registry: Arc<CounterRegistry>, limit: Option<Duration>, on_stall: OnStall) -> io::Result<Self> {
         let stalls = Stalls::new()?;
         let stop = EventNotifier::new()?;
-        let interval = watchdog_interval();
-        if limit.is_none() && interval.is_none() {
+        let heartbeat = Heartbeat::asked_for()?;
+        if limit.is_none() && heartbeat.is_none() {
             return Ok(Self { stalls, stop, thread: None });
         }
         let (their_stalls, their_stop) = (stalls.clone(), stop.clone());
         let bounds = Bounds::of_this_thread();
         let watch = move || {
             bounds.narrow(ThreadKind::Watchdog);
-            watch(&registry, &their_stalls, &their_stop, limit, interval, on_stall);
+            watch(&registry, &their_stalls, &their_stop, limit, heartbeat.as_ref(), on_stall);
         };
         let thread = std::thread::Builder::new().name("egret-watchdog".to_owned()).stack_size(256 << 10);
         Ok(Self { stalls, stop, thread: Some(thread.spawn(watch)?) })
@@ -125,17 +125,17 @@ fn watch(
     stalls: &Stalls,
     stop: &EventNotifier,
     limit: Option<Duration>,
-    interval: Option<Duration>,
+    heartbeat: Option<&Heartbeat>,
     on_stall: OnStall,
 ) {
-    let every = limit.map(|limit| limit / LOOKS);
+    let (every, interval) = (limit.map(|limit| limit / LOOKS), heartbeat.map(|heartbeat| heartbeat.every));
     let mut looks = Looks::default();
     let (mut look_at, mut notify_at) = (due(every), due(interval));
     loop {
         let now = Instant::now();
         if notify_at.is_some_and(|at| at <= now) {
-            if !looks.any_stuck() {
-                notify_service_manager(Progress::Alive);
+            if let Some(heartbeat) = heartbeat.filter(|_| !looks.any_stuck()) {
+                heartbeat.beat();
             }
             notify_at = due(interval);
         }

@@ -1,7 +1,10 @@
+use std::os::unix::net::UnixDatagram;
+
 use egret_event_loop::LoopCounters;
 
 use super::*;
 use crate::daemon::IoThreadCounters;
+use crate::refuse::refuse;
 
 const EVERY: Duration = Duration::from_secs(5);
 const INTERRUPTIBLE: fn(i32) -> bool = |_| false;
@@ -112,4 +115,25 @@ fn what_is_found_rings_until_it_is_heard() {
         waits.join().unwrap();
     });
     assert!(!rings());
+}
+
+#[test]
+fn the_service_manager_hears_that_the_daemon_is_well_though_there_are_no_descriptors_left() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let (stalls, stop) = (Stalls::new().unwrap(), EventNotifier::new().unwrap());
+    let heard = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let heartbeat = Heartbeat::new(Duration::from_millis(1), path.into()).unwrap();
+            refuse(libc::SYS_socket, libc::EMFILE);
+            watch(&CounterRegistry::default(), &stalls, &stop, None, Some(&heartbeat), OnStall::Report);
+        });
+        let mut text = [0; 64];
+        let heard = [(); 2].map(|()| manager.recv(&mut text).map(|len| text[..len].to_vec()).ok());
+        stop.set();
+        heard
+    });
+    assert_eq!(heard, [(); 2].map(|()| Some(b"WATCHDOG=1\n".to_vec())));
 }

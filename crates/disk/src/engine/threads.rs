@@ -23,9 +23,10 @@ use crate::job::Job;
 use crate::stats::EngineCounters;
 
 impl WorkerLimits {
-    /// The same, with at least one worker.
+    /// The same, with at least one worker, which stays: where no thread can be started any more, whatever comes would fail
+    /// for having none.
     fn sound(self) -> Self {
-        Self { max: self.max.max(1), ..self }
+        Self { min: self.min.max(1), max: self.max.max(1), ..self }
     }
 }
 

@@ -18,6 +18,7 @@ use egret_daemon::process::{
 use egret_daemon::qmp::{Control, Woken};
 use egret_daemon::watchdog::{OnStall, Watchdog};
 use egret_daemon::{Credentials, Daemon};
+use egret_loadgen::machine::allow_many_descriptors;
 use egret_polling::trace::MAGIC;
 use egret_vocabulary::Address;
 use egret_vocabulary::Config;
@@ -70,6 +71,8 @@ pub struct Life {
 /// Serves `config` until a signal ends it.
 pub fn live(config: &Config, life: Life) -> Result<()> {
     abort_on_panic();
+    // Clients' descriptors are many, and nothing here watches them by select(2), for which the soft limit is as low as it is.
+    allow_many_descriptors();
     let inherited = Inherited::take_over(descriptors(config, &life))?.with_sets(life.add_fds.clone());
     if !life.daemonize {
         return serve(config, &life, inherited, None);

@@ -9,6 +9,7 @@ mod objects;
 mod one_disk;
 mod summary;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -157,7 +158,8 @@ pub fn run(arguments: Serve) -> Result<()> {
     let metrics = metrics_place(&arguments, &file)?;
     let config = config(&arguments, file)?;
     for warning in config.warnings() {
-        eprintln!("egret: warning: {warning}");
+        // A daemon serves though nobody can be told.
+        let _ = writeln!(std::io::stderr(), "egret: warning: {warning}");
     }
     if arguments.print_config {
         let metrics = metrics.as_ref().map(metrics::table).unwrap_or_default();

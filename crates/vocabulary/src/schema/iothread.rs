@@ -39,7 +39,8 @@ options! {
         poll_weight: Option<u32>, ValueType::Number(0, Parameters::LARGEST_WEIGHT as u64, ""), unset DEFAULT_WEIGHT;
         /// Most requests of `aio=native` handed to the kernel in one system call; 0 leaves it to the engine.
         aio_max_batch: u64, ValueType::Number(0, LARGEST, "requests"), default 0;
-        /// Worker threads that are kept even when idle; at most `thread-pool-max`.
+        /// Worker threads that are kept even when idle; at most `thread-pool-max`. The first that was needed is kept in any
+        /// case.
         thread_pool_min: u32, ValueType::Number(0, LARGEST_POOL, "threads"), default 0;
         /// Most worker threads: for `aio=threads`, and for what other engines cannot do. Of several disks on the I/O
         /// thread none has more of them than it leaves free, so that one that hangs leaves half. A disk that is alone

@@ -9,6 +9,7 @@ use std::time::Duration;
 use egret_vring::memory::{IoVec, Lent};
 
 use super::*;
+use crate::refuse::refuse_threads;
 use crate::request::{Op, Request, RequestToken};
 use crate::{Driver, Options};
 
@@ -106,6 +107,23 @@ fn workers_come_with_the_work_and_leave_when_they_are_idle() {
     assert!((1..=4).contains(&threads.workers.lock().workers));
     reap(&mut threads, 1000);
     await_the_last(&mut threads);
+}
+
+#[test]
+fn one_worker_stays_and_does_what_comes_when_no_other_can_be_started() {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut threads = threads(WorkerLimits { min: 0, max: 4, idle: Duration::ZERO });
+            for round in 0..1000 {
+                push(&mut threads, round);
+                threads.submit(Nanos::ZERO);
+                reap_some(&mut threads, &mut |finished| assert_eq!(finished.result, Ok(())));
+                if round == 0 {
+                    refuse_threads();
+                }
+            }
+        });
+    });
 }
 
 #[test]

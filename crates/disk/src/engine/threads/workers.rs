@@ -151,13 +151,19 @@ fn work(workers: &Arc<Workers>) {
             break;
         }
         queue.idle += 1;
-        let idle = queue.limits.idle;
-        let (back, waited) = workers.work.wait_timeout(queue, idle).unwrap_or_else(PoisonError::into_inner);
-        queue = back;
+        let is_to_stay = queue.workers <= queue.limits.min;
+        let mut timed_out = false;
+        if is_to_stay {
+            queue = workers.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        } else {
+            let idle = queue.limits.idle;
+            let (back, waited) = workers.work.wait_timeout(queue, idle).unwrap_or_else(PoisonError::into_inner);
+            (queue, timed_out) = (back, waited.timed_out());
+        }
         queue.idle -= 1;
         // A worker may wake by itself before one that was notified does: whichever looks first counts as the notified one.
         queue.woken = queue.woken.saturating_sub(1);
-        if waited.timed_out() && queue.jobs.is_empty() && queue.workers > queue.limits.min {
+        if timed_out && queue.jobs.is_empty() && queue.workers > queue.limits.min {
             break;
         }
     }
