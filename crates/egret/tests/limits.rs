@@ -266,7 +266,7 @@ fn limits_of_the_configuration_hold_in_the_daemon_that_follows_one_that_was_kill
             "[[blockdev]]\nnode-name = \"d{n}\"\ndriver = \"throttle\"\nthrottle-group = \"g\"\n\
              file = {{ driver = \"null-co\", size = 1048576 }}\n\
              [[export]]\ntype = \"vhost-user-blk\"\nid = \"e{n}\"\nnode-name = \"d{n}\"\n\
-             addr = {{ type = \"unix\", path = {socket:?} }}\n"
+             addr = {{ type = \"unix\", path = {socket:?} }}\nwritable = true\n"
         );
     }
     std::fs::write(&file, text).unwrap();
@@ -276,6 +276,7 @@ fn limits_of_the_configuration_hold_in_the_daemon_that_follows_one_that_was_kill
         let server = Server::start(&Program::egret(), &options);
         let mut qmp = Qmp::connect(&monitor);
         let nodes = qmp.run("query-named-block-nodes", json!({}));
+        assert_eq!(nodes.as_array().unwrap().len(), 2);
         for node in nodes.as_array().unwrap() {
             let shown = ["drv", "group", "bps", "bps_max"].map(|key| node[key].clone());
             assert_eq!(shown, [json!("throttle"), json!("g"), json!(1), json!(4 * BLOCK)]);
@@ -302,18 +303,22 @@ fn what_waits_for_the_limits_of_an_object_goes_when_those_change_or_its_blockdev
     let mut disk = Disk::connect(&socket).unwrap();
     begin_reads(&mut disk, 16);
     end_reads(&mut disk, 2);
+    assert_eq!(reads_of(&mut qmp, "e0"), 2);
     let set = |limits: Value| json!({"path": "/objects/g", "property": "limits", "value": limits});
     qmp.run("qom-set", set(json!({"bps-total-max": 3 * BLOCK})));
     end_reads(&mut disk, 4);
+    assert_eq!(reads_of(&mut qmp, "e0"), 6);
     let other = json!({"driver": "throttle", "node-name": "t0", "throttle-group": "h", "file": "d0"});
     qmp.run("blockdev-reopen", json!({"options": [other]}));
-    end_reads(&mut disk, 2);
+    end_reads(&mut disk, 10);
     // It is in that one no more.
+    begin_reads(&mut disk, 8);
+    end_reads(&mut disk, 2);
     qmp.run("qom-set", set(json!({"bps-total-max": 100 * BLOCK})));
-    assert_eq!(reads_of(&mut qmp, "e0"), 8);
+    assert_eq!(reads_of(&mut qmp, "e0"), 18);
     qmp.run("object-del", json!({"id": "g"}));
     qmp.run("qom-set", json!({"path": "h", "property": "limits", "value": {"bps-total": 0, "bps-total-max": 0}}));
-    end_reads(&mut disk, 8);
+    end_reads(&mut disk, 6);
 }
 
 #[test]
