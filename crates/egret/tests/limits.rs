@@ -1,4 +1,4 @@
-//! Limits on disks, set by a monitor while a client is connected.
+//! Limits on disks: set by a monitor while a client is connected, or those of the configuration.
 //!
 //! They are so low that what waits for them waits for hours, unless something else lets it go.
 
@@ -252,6 +252,73 @@ fn limits_stay_with_a_disk_that_is_opened_anew() {
     end_reads(&mut disk, 2);
     qmp.run("block_set_io_throttle", limits("d0", json!({})));
     end_reads(&mut disk, 1);
+}
+
+#[test]
+fn limits_of_the_configuration_hold_in_the_daemon_that_follows_one_that_was_killed() {
+    let scratch = Scratch::new();
+    let (monitor, file) = (scratch.path("qmp"), scratch.path("limits.toml"));
+    let sockets = ["e0", "e1"].map(|export| scratch.path(export));
+    let mut text =
+        format!("[[throttle-group]]\nid = \"g\"\nlimits = {{ bps-total = 1, bps-total-max = {} }}\n", 4 * BLOCK);
+    for (n, socket) in sockets.iter().enumerate() {
+        text += &format!(
+            "[[blockdev]]\nnode-name = \"d{n}\"\ndriver = \"throttle\"\nthrottle-group = \"g\"\n\
+             file = {{ driver = \"null-co\", size = 1048576 }}\n\
+             [[export]]\ntype = \"vhost-user-blk\"\nid = \"e{n}\"\nnode-name = \"d{n}\"\n\
+             addr = {{ type = \"unix\", path = {socket:?} }}\nwritable = true\n"
+        );
+    }
+    std::fs::write(&file, text).unwrap();
+    let options = Options::new().words(["--config", file.to_str().unwrap()]).monitor("m", &monitor);
+    let options = sockets.iter().fold(options, |options, socket| options.listening(socket));
+    for _ in 0..2 {
+        let server = Server::start(&Program::egret(), &options);
+        let mut qmp = Qmp::connect(&monitor);
+        let nodes = qmp.run("query-named-block-nodes", json!({}));
+        assert_eq!(nodes.as_array().unwrap().len(), 2);
+        for node in nodes.as_array().unwrap() {
+            let shown = ["drv", "group", "bps", "bps_max"].map(|key| node[key].clone());
+            assert_eq!(shown, [json!("throttle"), json!("g"), json!(1), json!(4 * BLOCK)]);
+        }
+        let mut disks = sockets.each_ref().map(|socket| Disk::connect(socket).unwrap());
+        disks.iter_mut().for_each(|disk| begin_reads(disk, 8));
+        // They share them: one begins as long as the burst is not over its brim.
+        await_that("both to have used their burst up", || reads_of(&mut qmp, "e0") + reads_of(&mut qmp, "e1") == 5);
+        drop(server);
+    }
+}
+
+#[test]
+fn what_waits_for_the_limits_of_an_object_goes_when_those_change_or_its_blockdev_is_in_another() {
+    let scratch = Scratch::new();
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("e0"));
+    let group =
+        |id: &str| ["--object".to_owned(), format!("throttle-group,id={id},x-bps-total=1,x-bps-total-max=4096")];
+    let options = Options::new().words(group("g")).words(group("h")).null("d0", "");
+    let options =
+        options.words(["--blockdev", "throttle,node-name=t0,throttle-group=g,file=d0"]).monitor("m", &monitor);
+    let _server = Server::start(&Program::egret(), &options.export("e0", "t0", &socket, "writable=on"));
+    let mut qmp = Qmp::connect(&monitor);
+    let mut disk = Disk::connect(&socket).unwrap();
+    begin_reads(&mut disk, 16);
+    end_reads(&mut disk, 2);
+    assert_eq!(reads_of(&mut qmp, "e0"), 2);
+    let set = |limits: Value| json!({"path": "/objects/g", "property": "limits", "value": limits});
+    qmp.run("qom-set", set(json!({"bps-total-max": 3 * BLOCK})));
+    end_reads(&mut disk, 4);
+    assert_eq!(reads_of(&mut qmp, "e0"), 6);
+    let other = json!({"driver": "throttle", "node-name": "t0", "throttle-group": "h", "file": "d0"});
+    qmp.run("blockdev-reopen", json!({"options": [other]}));
+    end_reads(&mut disk, 10);
+    // It is in that one no more.
+    begin_reads(&mut disk, 8);
+    end_reads(&mut disk, 2);
+    qmp.run("qom-set", set(json!({"bps-total-max": 100 * BLOCK})));
+    assert_eq!(reads_of(&mut qmp, "e0"), 18);
+    qmp.run("object-del", json!({"id": "g"}));
+    qmp.run("qom-set", json!({"path": "h", "property": "limits", "value": {"bps-total": 0, "bps-total-max": 0}}));
+    end_reads(&mut disk, 6);
 }
 
 #[test]

@@ -11,7 +11,8 @@ use crate::disk::{Disk, Settings};
 use crate::nearest::hint;
 use crate::schema::{
     Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Device, Discard, Driver, Endpoint, Export, IoThread, NbdServer,
-    Object, ObjectError, Problem, Secret, SecretFormat, TlsCreds, UnixAddr, default_memory_max,
+    Object, ObjectError, Problem, Secret, SecretFormat, Throttle, ThrottleGroup, TlsCreds, UnixAddr,
+    default_memory_max,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -26,6 +27,8 @@ pub struct Config {
     pub secrets: Vec<Secret>,
     /// Certificates and keys for TLS.
     pub tls_creds: Vec<TlsCreds>,
+    /// Limits that disks share.
+    pub throttle_groups: Vec<ThrottleGroup>,
     /// Event loops.
     pub iothreads: Vec<IoThread>,
     /// Disks.
@@ -58,6 +61,7 @@ impl Config {
         let mut objects = BTreeMap::new();
         unique(&config.secrets, &mut objects)?;
         unique(&config.tls_creds, &mut objects)?;
+        unique(&config.throttle_groups, &mut objects)?;
         unique(&config.iothreads, &mut objects)?;
         unique(&config.exports, &mut BTreeMap::new())?;
         config.check_blockdevs()?;
@@ -88,8 +92,9 @@ impl Config {
     /// A configuration without objects.
     pub fn empty() -> Self {
         let (iothreads, blockdevs, exports) = Default::default();
-        let (secrets, tls_creds, nbd_server) = Default::default();
-        Self { secrets, tls_creds, iothreads, blockdevs, exports, memory_max: default_memory_max(), nbd_server }
+        let (secrets, tls_creds, throttle_groups, nbd_server) = Default::default();
+        let memory_max = default_memory_max();
+        Self { secrets, tls_creds, throttle_groups, iothreads, blockdevs, exports, memory_max, nbd_server }
     }
 
     /// Checks that exports over NBD have a server.
@@ -107,12 +112,13 @@ impl Config {
         }
     }
 
-    /// Whether a secret, credentials or an I/O thread has this name: no two of them have the same.
+    /// Whether something that `--object` makes has this name: no two of them have the same.
     pub fn has_object(&self, id: &str) -> bool {
         let secrets = self.secrets.iter().map(|object| &object.id);
         let tls_creds = self.tls_creds.iter().map(|object| &object.id);
-        let mut names = secrets.chain(tls_creds).chain(self.iothreads.iter().map(|object| &object.id));
-        names.any(|name| name == id)
+        let throttle_groups = self.throttle_groups.iter().map(|object| &object.id);
+        let iothreads = self.iothreads.iter().map(|object| &object.id);
+        secrets.chain(tls_creds).chain(throttle_groups).chain(iothreads).any(|name| name == id)
     }
 
     /// Adds a blockdev.
@@ -196,6 +202,7 @@ impl Config {
     /// The same, with what is in force wherever something was left to a default.
     pub fn filled_in(&self) -> Self {
         let mut full = self.clone();
+        full.throttle_groups.iter_mut().for_each(ThrottleGroup::fill_in);
         full.iothreads.iter_mut().for_each(IoThread::fill_in);
         for blockdev in &mut full.blockdevs {
             let layer = Settings::top(blockdev);
@@ -249,19 +256,28 @@ impl Config {
                 let checked = self.check_tls_creds(nbd.tls_creds.as_deref(), Endpoint::Client);
                 checked.map_err(|problem| blockdev.error(problem))?;
             }
+            if let Driver::Throttle(Throttle { throttle_group, .. }) = &blockdev.driver {
+                let known = self.throttle_groups.iter().map(|group| group.id.as_str());
+                let found = reference("throttle-group", ThrottleGroup::NOUN, throttle_group, known);
+                found.map_err(|problem| blockdev.error(problem))?;
+            }
             if let Some((key, Child::Node(name))) = blockdev.driver.child() {
                 let known = nodes.iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty());
                 reference(key, "blockdev", name, known).map_err(|problem| blockdev.error(problem))?;
             }
         }
-        let endless = nodes.iter().find(|(blockdev, _)| self.resolve(blockdev, &nodes).is_none());
-        match endless {
-            Some((blockdev, _)) => {
-                let key = blockdev.driver.child().map_or("file", |(key, _)| key);
-                Err(blockdev.error(Problem::Together(format!("{key} leads back to itself"))))
+        for (blockdev, _) in &nodes {
+            let key = blockdev.driver.child().map_or("file", |(key, _)| key);
+            let wrong = |what: &str| Err(blockdev.error(Problem::Together(format!("{key} leads {what}"))));
+            match self.resolve(blockdev, &nodes) {
+                None => return wrong("back to itself"),
+                Some(disk) if disk.throttle_groups.len() > 1 => {
+                    return wrong("to a second blockdev with driver=throttle: a disk is in one throttle-group");
+                }
+                Some(_) => {}
             }
-            None => Ok(()),
         }
+        Ok(())
     }
 
     /// Checks that `name`, if one is given, is of credentials for that side.

@@ -10,6 +10,7 @@
 
 use crate::schema::{
     Blkdebug, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, InjectError, Nbd, Null, Raw, Rbd, SetState,
+    Throttle,
 };
 
 /// A disk, as an export opens it.
@@ -21,6 +22,8 @@ pub struct Disk<'a> {
     pub settings: Settings,
     /// The errors that its layers inject, and their states.
     pub errors: Vec<(&'a [InjectError], &'a [SetState])>,
+    /// The throttle group that limits it: one at most, of a [`Config`](crate::Config).
+    pub throttle_groups: Vec<&'a str>,
 }
 
 /// What is at the bottom of a disk.
@@ -124,7 +127,7 @@ impl<'a> Disk<'a> {
             None => (blockdev, Settings::top(blockdev)),
         };
         let mut settings = layer;
-        let (mut named, mut errors) = (Vec::new(), Vec::new());
+        let (mut named, mut errors, mut throttle_groups) = (Vec::new(), Vec::new(), Vec::new());
         let bottom = loop {
             let below = match &at.driver {
                 Driver::File(image) => break Bottom::File(image),
@@ -133,6 +136,10 @@ impl<'a> Disk<'a> {
                 Driver::NullCo(null) | Driver::NullAio(null) => break Bottom::Null(null),
                 Driver::Nbd(nbd) => break Bottom::Nbd(nbd),
                 Driver::Raw(Raw { file: child }) => child,
+                Driver::Throttle(Throttle { throttle_group, file }) => {
+                    throttle_groups.push(throttle_group.as_str());
+                    file
+                }
                 Driver::Blkdebug(Blkdebug { image, inject_error, set_state }) => {
                     errors.push((&inject_error[..], &set_state[..]));
                     image
@@ -153,6 +160,6 @@ impl<'a> Disk<'a> {
         if let Bottom::Rbd(rbd) = bottom {
             settings.read_only |= rbd.snapshot.is_some();
         }
-        Some(Self { bottom, settings, errors })
+        Some(Self { bottom, settings, errors, throttle_groups })
     }
 }

@@ -294,7 +294,7 @@ impl Daemon {
 
     /// A disk that was just opened, with its node's limits, and with the log that its failures are noted in.
     pub(super) fn connected(&self, name: &str, disk: Disk) -> Arc<Disk> {
-        disk.set_throttle_group(self.throttle_groups.get(name));
+        disk.set_throttle_group(self.group_of(name));
         disk.log_failures(self.failures.log_of(name));
         disk.watch_size(self.failures.bell());
         Arc::new(disk)
@@ -442,7 +442,8 @@ fn options(
     secrets: &[Secret],
     credentials: &Credentials,
 ) -> Options {
-    let disk::Disk { bottom, settings, ref errors } = *disk;
+    // Its group is found by its name, for it may be in another while it is open.
+    let disk::Disk { bottom, settings, ref errors, throttle_groups: _ } = *disk;
     let Settings { direct, no_flush, read_only, auto_read_only, discard, detect_zeroes } = settings;
     let read_only = read_only || (auto_read_only && !written);
     let locking_of = |locking| if locks == Locks::Never { Locking::Off } else { locking };

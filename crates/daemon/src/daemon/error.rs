@@ -141,9 +141,12 @@ pub enum ChangeError {
     /// There is no such object.
     #[error("object '{0}' not found")]
     NoObject(String),
-    /// An export runs on it, or somebody encrypts by it.
+    /// An export runs on it, somebody encrypts by it, or a blockdev is in it.
     #[error("object '{0}' is in use, can not be deleted")]
     ObjectInUse(String),
+    /// A throttle group has the name of one that a command has made.
+    #[error("A group with this name already exists")]
+    DuplicateThrottleGroup,
     /// A blockdev's name is taken.
     #[error("Duplicate nodes with node-name='{0}'")]
     DuplicateNode(String),
@@ -241,6 +244,9 @@ pub enum ChangeError {
     /// Limits on a blockdev that no requests reach by its own name.
     #[error("blockdev '{0}' lies below another: limit that one")]
     LimitBelow(String),
+    /// Limits on a blockdev that has those of its configuration.
+    #[error("blockdev '{0}' is limited by throttle-group '{1}' (driver=throttle): change the limits of that one")]
+    Throttled(String, String),
     /// A disk cannot have that size.
     #[error("blockdev '{0}': {1}")]
     Resize(String, String),

@@ -117,6 +117,8 @@ impl Daemon {
             loss.filter(Loss::is_untold).into_iter().for_each(|loss| disk.lose(loss));
             self.disks.insert(disk.node_name().to_owned(), disk);
         }
+        // One with driver=throttle may be in another group.
+        self.limit_disks();
         // Then the old ones are closed, unless they hang.
         drop(gone);
         let _ = left_behind.recv_timeout(PATIENCE);

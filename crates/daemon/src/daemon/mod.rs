@@ -9,7 +9,7 @@
 //! | `nbd` | the server that has exports over NBD |
 //! | `luns`, `scsi` | logical units of an export, and what the guest sees of them |
 //! | `reservations` | files that reservations are kept in |
-//! | `limits` | limits on disks |
+//! | `limits` | limits on disks, and groups that share them |
 //! | `fd_sets` | descriptors that were handed over, to open images through |
 //! | `live` | which I/O threads and disks queues use while they run |
 //! | `teardowns` | exports and units that drain before they are gone |
@@ -94,8 +94,10 @@ pub struct Daemon {
     losses: BTreeMap<String, Loss>,
     /// Those of which it is not known yet, because they were closed as they hung. They are opened when it is.
     unsettled: Vec<Unsettled>,
-    /// By blockdev; several may have the same.
+    /// Those that commands have put a blockdev in, by blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
+    /// Those of objects, by their names.
+    throttle_objects: BTreeMap<String, Arc<ThrottleGroup>>,
     /// By blockdev: more than one where its exports look different.
     units: BTreeMap<String, Vec<KeptUnit>>,
     teardowns: Teardowns,
@@ -139,6 +141,7 @@ impl Daemon {
             unsettled: Vec::new(),
             registry: Arc::default(),
             throttle_groups: BTreeMap::new(),
+            throttle_objects: BTreeMap::new(),
             units: BTreeMap::new(),
             teardowns: Teardowns::new().map_err(no_bell)?,
             failures: Failures::new().map_err(no_bell)?.into(),
@@ -162,6 +165,7 @@ impl Daemon {
             let descriptor = inherited.take(&fd).map_err(|e| StartError::AddFd(fd, e))?;
             new.keep_fd(set, descriptor, opaque);
         }
+        config.throttle_groups.iter().for_each(|object| new.make_throttle_group(object));
         let all: Vec<_> = config.node_names().into_iter().map(str::to_owned).collect();
         new.reconcile_disks(&all)?;
         for io_thread in &config.iothreads {

@@ -1,6 +1,6 @@
 //! What a command is, and what a table of them: from it they run, and help, reference and introspection are made.
 
-use egret_vocabulary::schema::{Blockdev, Export, IoThread, Object, Shape, Spelling, validate_arguments};
+use egret_vocabulary::schema::{Blockdev, Export, OBJECT, Object, Shape, Spelling, validate_arguments};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -60,21 +60,21 @@ pub enum Takes {
         noun: &'static str,
         /// Its keys.
         shape: &'static Shape,
-        /// The key that says what kind of object it is, where that is none of its own.
-        tag: Option<&'static str>,
     },
+    /// An object of one of the kinds that are variants of this shape.
+    AnyObject(&'static Shape),
 }
 
 static NOTHING: Shape = Shape::of(&[]);
 
 impl Takes {
     pub(super) const NOTHING: Self = Self::Keys(&NOTHING);
-    pub(super) const IOTHREAD: Self = Self::object::<IoThread>(Some("qom-type"));
-    pub(super) const BLOCKDEV: Self = Self::object::<Blockdev>(None);
-    pub(super) const EXPORT: Self = Self::object::<Export>(None);
+    pub(super) const ANY_OBJECT: Self = Self::AnyObject(&OBJECT);
+    pub(super) const BLOCKDEV: Self = Self::object::<Blockdev>();
+    pub(super) const EXPORT: Self = Self::object::<Export>();
 
-    const fn object<T: Object>(tag: Option<&'static str>) -> Self {
-        Self::Object { noun: T::NOUN, shape: T::SHAPE, tag }
+    const fn object<T: Object>() -> Self {
+        Self::Object { noun: T::NOUN, shape: T::SHAPE }
     }
 }
 
@@ -125,7 +125,7 @@ impl Command {
                 checked
             }
             // The object checks itself.
-            Takes::Object { .. } => arguments,
+            Takes::Object { .. } | Takes::AnyObject(_) => arguments,
         })
     }
 }

@@ -19,10 +19,10 @@ pub fn schema(commands: &Table) -> Value {
     for command in commands.iter() {
         let argument = format!("{}-arg", command.name);
         match command.takes {
-            Takes::Keys(shape) => types.object(&argument, shape, &[]),
+            Takes::Keys(shape) | Takes::Object { shape, .. } | Takes::AnyObject(shape) => {
+                types.object(&argument, shape, &[]);
+            }
             Takes::KeysAndValue(shape) => types.object(&argument, shape, &[("value", "any")]),
-            Takes::Object { shape, tag: None, .. } => types.object(&argument, shape, &[]),
-            Takes::Object { shape, tag: Some(tag), .. } => types.object(&argument, shape, &[(tag, "str")]),
         }
         types.entries.push(json!({
             "name": command.name, "meta-type": "command", "arg-type": argument, "ret-type": "any", "allow-oob": false,
@@ -169,9 +169,21 @@ mod tests {
     fn a_member_that_may_be_left_out_has_a_default_and_no_other() {
         let schema = schema(&crate::qmp::commands::COMMANDS);
         let object = |name| schema.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap();
-        let members = object("object-add-arg")["members"].as_array().unwrap();
+        let members = object("object-add-arg-iothread")["members"].as_array().unwrap();
         let has_default = |name| members.iter().find(|member| member["name"] == name).unwrap().get("default").is_some();
         assert!(has_default("poll-max-ns") && has_default("poll-grow") && !has_default("id"));
+    }
+
+    #[test]
+    fn programs_are_told_which_objects_can_be_added_and_what_each_has() {
+        let schema = schema(&crate::qmp::commands::COMMANDS);
+        let object = |name| schema.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap();
+        let added = object("object-add-arg");
+        assert_eq!(added["tag"], "qom-type");
+        let cases = added["variants"].as_array().unwrap().iter().map(|variant| &variant["case"]);
+        assert_eq!(cases.collect::<Vec<_>>(), ["iothread", "throttle-group", "tls-creds-x509"]);
+        let limits = object("object-add-arg-limits")["members"].as_array().unwrap();
+        assert!(limits.iter().any(|member| member["name"] == "iops-total-max-length"));
     }
 
     #[test]

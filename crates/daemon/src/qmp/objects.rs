@@ -1,9 +1,12 @@
-//! Commands about I/O threads, which are objects of QEMU's object model under `/objects`.
+//! Commands about what `--object` makes: I/O threads, groups of limits and so on, which QEMU's object model has under
+//! `/objects`.
 
 use egret_polling::Property;
 use egret_vocabulary::Config;
 use egret_vocabulary::options;
-use egret_vocabulary::schema::{IoThread, Object, Secret, Shape, Spelling, TlsCreds, ValueType, untagged};
+use egret_vocabulary::schema::{
+    IoThread, Object, Secret, Shape, Spelling, ThrottleGroup, ThrottleLimits, TlsCreds, ValueType, untagged,
+};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
@@ -32,6 +35,9 @@ options! {
     }
 }
 
+/// The property of a throttle group that may be changed.
+const LIMITS: &str = "limits";
+
 static DELETE: Shape = Shape::of(Delete::KEYS);
 static LIST: Shape = Shape::of(List::KEYS);
 static PROPERTY: Shape = Shape::of(OneProperty::KEYS);
@@ -39,17 +45,19 @@ static PROPERTY: Shape = Shape::of(OneProperty::KEYS);
 pub(super) static COMMANDS: &[Command] = &[
     Command {
         name: "object-add",
-        takes: Takes::IOTHREAD,
+        takes: Takes::ANY_OBJECT,
         returns: "{}",
-        about: "Start an I/O thread; `qom-type` is `iothread`. Or read credentials for TLS, with the keys of \
-                [tls-creds-x509](options.md#tls-creds-x509), which is `qom-type` then.",
+        about: "Start an I/O thread, make a group of limits, or read credentials for TLS.",
         run: Run::Mutate(|context, arguments| {
-            if arguments.get("qom-type").and_then(Value::as_str) == Some(TlsCreds::NOUN) {
-                context.daemon.add_tls_creds(untagged(arguments.into(), Spelling::Typed)?)?;
-                return Ok(nothing());
+            let of = arguments.get("qom-type").and_then(Value::as_str).map(str::to_owned);
+            let arguments = Value::from(arguments);
+            match of.as_deref() {
+                Some(TlsCreds::NOUN) => context.daemon.add_tls_creds(untagged(arguments, Spelling::Typed)?)?,
+                Some(ThrottleGroup::NOUN) => {
+                    context.daemon.add_throttle_group(untagged(arguments, Spelling::Typed)?)?;
+                }
+                _ => context.daemon.add_io_thread(IoThread::from_user_object(arguments, Spelling::Typed)?)?,
             }
-            let object = IoThread::from_user_object(arguments.into(), Spelling::Typed)?;
-            context.daemon.add_io_thread(object)?;
             Ok(nothing())
         }),
     },
@@ -57,12 +65,17 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "object-del",
         takes: Takes::Keys(&DELETE),
         returns: "{}",
-        about: "End an I/O thread that no export runs on, or forget credentials for TLS that nobody names.",
+        about: "End an I/O thread that no export runs on, or forget credentials for TLS that nobody names, or a group of \
+                limits that no blockdev is in.",
         run: Run::Mutate(|context, arguments| {
             let Delete { id } = typed(arguments)?;
-            match context.daemon.config().tls_creds.iter().any(|creds| creds.id == id) {
-                true => context.daemon.remove_tls_creds(&id)?,
-                false => context.daemon.remove_io_thread(&id)?,
+            let config = context.daemon.config();
+            if config.tls_creds.iter().any(|creds| creds.id == id) {
+                context.daemon.remove_tls_creds(&id)?;
+            } else if group(config, &id).is_some() {
+                context.daemon.remove_throttle_group(&id)?;
+            } else {
+                context.daemon.remove_io_thread(&id)?;
             }
             Ok(nothing())
         }),
@@ -89,12 +102,15 @@ pub(super) static COMMANDS: &[Command] = &[
                 let unknown = || QmpError::generic(format!("Property '{of}.{property}' not found"));
                 return if property == "type" { Ok(of.into()) } else { Err(unknown()) };
             }
-            let object = find(view.config(), &path)?;
+            let (of, shape, mut properties) = match group(view.config(), &path) {
+                Some(group) => (ThrottleGroup::NOUN, ThrottleGroup::SHAPE, group_in_force(group)),
+                None => (IoThread::NOUN, IoThread::SHAPE, in_force(find(view.config(), &path)?)),
+            };
             if property == "type" {
-                return Ok(IoThread::NOUN.into());
+                return Ok(of.into());
             }
-            known(&property)?;
-            Ok(in_force(object).remove(&property).unwrap_or(Value::Null))
+            known(of, shape, &property)?;
+            Ok(properties.remove(&property).unwrap_or(Value::Null))
         }),
     },
     Command {
@@ -102,11 +118,21 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::KeysAndValue(&PROPERTY),
         returns: "{}",
         about: "Change a property of an I/O thread while it runs. 0 stores the default where the property says so, \
-                and null whatever is so without the property; a change of policy forgets the properties that the new one has no use for.",
+                and null whatever is so without the property; a change of policy forgets the properties that the new one has no use for. \
+                Or change `limits` of a throttle group, an object with those of its keys that are to change.",
         run: Run::Mutate(|context, mut arguments| {
             let value = arguments.remove("value").unwrap_or_default();
             let OneProperty { path, property } = typed(arguments)?;
-            known(&property)?;
+            if let Some(group) = group(context.daemon.config(), &path) {
+                known(ThrottleGroup::NOUN, ThrottleGroup::SHAPE, &property)?;
+                if property != LIMITS {
+                    return Err(QmpError::generic("Property cannot be set after initialization"));
+                }
+                let changed = group.with_limits(value)?;
+                context.daemon.change_throttle_group(changed)?;
+                return Ok(nothing());
+            }
+            known(IoThread::NOUN, IoThread::SHAPE, &property)?;
             let changed = find(context.daemon.config(), &path)?.with(&property, value)?;
             context.daemon.change_io_thread(changed)?;
             Ok(nothing())
@@ -148,12 +174,25 @@ fn find<'a>(config: &'a Config, path: &str) -> Result<&'a IoThread, QmpError> {
     found.ok_or_else(|| QmpError::no_device(path))
 }
 
-fn known(property: &str) -> Result<(), QmpError> {
-    match IoThread::SHAPE.keys.iter().any(|key| key.name == property) {
-        true if property == "id" => Err(QmpError::generic("Property 'iothread.id' is the object's name")),
+fn group<'a>(config: &'a Config, path: &str) -> Option<&'a ThrottleGroup> {
+    config.throttle_groups.iter().find(|object| object.id == id_in(path))
+}
+
+fn known(of: &str, shape: &Shape, property: &str) -> Result<(), QmpError> {
+    match shape.keys.iter().any(|key| key.name == property) {
+        true if property == "id" => Err(QmpError::generic(format!("Property '{of}.id' is the object's name"))),
         true => Ok(()),
-        false => Err(QmpError::generic(format!("Property 'iothread.{property}' not found"))),
+        false => Err(QmpError::generic(format!("Property '{of}.{property}' not found"))),
     }
+}
+
+/// The limits of a group: together, and each by itself.
+fn group_in_force(group: &ThrottleGroup) -> Map<String, Value> {
+    let limits = json!(ThrottleLimits::from(group.limits()));
+    let each = limits.as_object().into_iter().flatten().map(|(name, limit)| (format!("x-{name}"), limit.clone()));
+    let mut shown: Map<String, Value> = each.collect();
+    shown.insert(LIMITS.to_owned(), limits);
+    shown
 }
 
 /// Every property as it is in force; one that has no value is null.
@@ -183,14 +222,19 @@ fn list(config: &Config, path: &str) -> Result<Value, QmpError> {
     match path {
         "/" => Ok(json!([kind, entry("objects", "child<container>")])),
         "/objects" | "/objects/" => {
-            let ids = config.iothreads.iter().map(|object| (&object.id, IoThread::NOUN)).chain(quiet(config));
+            let ids = config.iothreads.iter().map(|object| (&object.id, IoThread::NOUN));
+            let groups = config.throttle_groups.iter().map(|object| (&object.id, ThrottleGroup::NOUN));
+            let ids = ids.chain(groups).chain(quiet(config));
             let ids = ids.map(|(id, of)| entry(id, &format!("child<{of}>")));
             Ok(std::iter::once(kind).chain(ids).collect())
         }
         path if type_of_quiet(config, path).is_some() => Ok(json!([kind])),
         path => {
-            find(config, path)?;
-            let properties = IoThread::SHAPE.keys.iter().filter(|key| key.name != "id");
+            let shape = match group(config, path) {
+                Some(_) => ThrottleGroup::SHAPE,
+                None => find(config, path).map(|_| IoThread::SHAPE)?,
+            };
+            let properties = shape.keys.iter().filter(|key| key.name != "id");
             let properties = properties.map(|key| entry(key.name, type_of(&key.kind)));
             Ok(std::iter::once(kind).chain(properties).collect())
         }
@@ -201,6 +245,8 @@ const fn type_of(kind: &ValueType) -> &'static str {
     match kind {
         ValueType::Number(..) | ValueType::Bytes(..) => "int",
         ValueType::Flag => "bool",
+        // The only one of an object's.
+        ValueType::Object(_) => "ThrottleLimits",
         _ => "string",
     }
 }
@@ -217,12 +263,14 @@ mod tests {
         config.secrets = vec![Secret::from_value(secret, Spelling::Typed).unwrap()];
         let creds = json!({"id": "t", "dir": "/tls"});
         config.tls_creds = vec![TlsCreds::from_value(creds, Spelling::Typed).unwrap()];
+        let group = json!({"id": "g", "limits": {"iops-total": 500}, "x-bps-read": 7});
+        config.throttle_groups = vec![ThrottleGroup::from_value(group, Spelling::Typed).unwrap()];
         let listed = |path: &str| -> Vec<(String, String)> {
             let entries = list(&config, path).unwrap();
             let text = |entry: &Value, key: &str| entry[key].as_str().unwrap().to_owned();
             entries.as_array().unwrap().iter().map(|entry| (text(entry, "name"), text(entry, "type"))).collect()
         };
-        let expected = [("io0", "iothread"), ("s", "secret"), ("t", "tls-creds-x509")];
+        let expected = [("io0", "iothread"), ("g", "throttle-group"), ("s", "secret"), ("t", "tls-creds-x509")];
         let expected = expected.map(|(id, of)| (id.to_owned(), format!("child<{of}>")));
         assert_eq!(listed("/objects")[1..], expected);
         for path in ["/objects/s", "s", "t"] {
@@ -231,6 +279,9 @@ mod tests {
         assert!(list(&config, "/objects/u").is_err());
         for (name, of) in [("poll-max-ns", "int"), ("x-clock-per-request", "bool"), ("poll-policy", "string")] {
             assert!(listed("io0").contains(&(name.to_owned(), of.to_owned())), "{name}");
+        }
+        for (name, of) in [("type", "string"), ("limits", "ThrottleLimits"), ("x-bps-read-max-length", "int")] {
+            assert!(listed("/objects/g").contains(&(name.to_owned(), of.to_owned())), "{name}");
         }
     }
 }

@@ -18,10 +18,12 @@ pub fn reference() -> String {
             Takes::Keys(Shape { keys: [], .. }) => String::new(),
             Takes::Keys(shape) => format!("{}\n", table(shape)),
             Takes::KeysAndValue(shape) => format!("{}| `value` | any | needed | The value. |\n\n", table(shape)),
-            Takes::Object { noun, tag, .. } => {
-                let tag = tag.map_or_else(String::new, |tag| format!("`{tag}` and "));
-                format!("Takes {tag}the keys of [options.md](options.md#{noun}).\n\n")
-            }
+            Takes::Object { noun, .. } => format!("Takes the keys of [options.md](options.md#{noun}).\n\n"),
+            Takes::AnyObject(shape) => shape.variants.as_ref().map_or_else(String::new, |kinds| {
+                let links = kinds.of.iter().map(|(kind, _)| format!("[{kind}](options.md#{kind})"));
+                let (tag, links) = (kinds.tag, links.collect::<Vec<_>>().join(", "));
+                format!("Takes `{tag}` and the keys of what that says: {links}.\n\n")
+            }),
         };
         let _ = writeln!(text, "{takes}Returns `{}`.\n", command.returns);
     }

@@ -79,10 +79,10 @@ pub struct Serve {
     #[arg(long)]
     pub print_config: bool,
 
-    /// Make a disk: [driver=]file|host_device|null-co|null-aio|nbd|rbd|raw|blkdebug,node-name=...[,KEY=VALUE...]
+    /// Make a disk: [driver=]file|host_device|null-co|null-aio|nbd|rbd|raw|throttle|blkdebug,node-name=...[,KEY=VALUE...]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub blockdev: Vec<String>,
-    /// Make an I/O thread, or what disks and servers name: iothread|secret|tls-creds-x509,id=...[,KEY=VALUE...]
+    /// Make an I/O thread, or what disks and servers name: iothread|secret|throttle-group|tls-creds-x509,id=...[,KEY=VALUE...]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub object: Vec<String>,
     /// Offer a disk: [type=]vhost-user-blk|vhost-user-scsi|nbd,id=...[,KEY=VALUE...]; of vhost-user-blk

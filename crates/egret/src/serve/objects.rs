@@ -4,7 +4,8 @@ use anyhow::{Result, anyhow};
 use egret_vocabulary::config::{Config, ConfigFile};
 use egret_vocabulary::keyval;
 use egret_vocabulary::schema::{
-    self, Blockdev, Export, IoThread, NBD_SERVER, NbdServer, Object, ObjectError, Secret, Spelling, TlsCreds,
+    self, Blockdev, Export, IoThread, NBD_SERVER, NbdServer, Object, ObjectError, Secret, Spelling, ThrottleGroup,
+    TlsCreds,
 };
 use serde_json::Value;
 
@@ -16,8 +17,10 @@ pub fn config(arguments: &Serve, file: ConfigFile) -> Result<Config> {
     let of = |noun| move |text: &String| is_of(text, noun);
     let (secrets, others): (Vec<_>, Vec<_>) = arguments.object.iter().cloned().partition(of(Secret::NOUN));
     let (tls_creds, others): (Vec<_>, Vec<_>) = others.into_iter().partition(of(TlsCreds::NOUN));
+    let (groups, others): (Vec<_>, Vec<_>) = others.into_iter().partition(of(ThrottleGroup::NOUN));
     objects.secrets.extend(read_all(&secrets, "object", "qom-type", schema::untagged::<Secret>)?);
     objects.tls_creds.extend(read_all(&tls_creds, "object", "qom-type", schema::untagged::<TlsCreds>)?);
+    objects.throttle_groups.extend(read_all(&groups, "object", "qom-type", schema::untagged::<ThrottleGroup>)?);
     objects.iothreads.extend(read_all(&others, "object", "qom-type", IoThread::from_user_object)?);
     objects.blockdevs.extend(read_all(&arguments.blockdev, "blockdev", "driver", Blockdev::from_value)?);
     objects.exports.extend(read_all(&arguments.export, "export", "type", Export::from_value)?);
@@ -67,8 +70,9 @@ pub fn help(arguments: &Serve) -> Option<String> {
     if asks(&arguments.object) {
         let threads = keys("--object iothread,KEY=VALUE,...: an event loop on a thread of its own", IoThread::SHAPE);
         let secrets = keys("--object secret,KEY=VALUE,...: a key or a passphrase, by a name", Secret::SHAPE);
+        let groups = keys("--object throttle-group,KEY=VALUE,...: limits that disks share", ThrottleGroup::SHAPE);
         let tls = "--object tls-creds-x509,KEY=VALUE,...: certificates and keys for TLS, by a name";
-        Some(threads + "\n" + &secrets + "\n" + &keys(tls, TlsCreds::SHAPE))
+        Some([threads, secrets, groups, keys(tls, TlsCreds::SHAPE)].join("\n"))
     } else if asks(&arguments.blockdev) {
         Some(keys("--blockdev DRIVER,KEY=VALUE,...: a disk, or a layer over one", Blockdev::SHAPE))
     } else if asks(&arguments.export) {
@@ -98,7 +102,7 @@ mod tests {
     }
 
     /// Each was given to qemu-storage-daemon 10.0, which served it (with files and descriptors of these names).
-    const TAKEN_BY_QEMU: [&str; 11] = [
+    const TAKEN_BY_QEMU: [&str; 13] = [
         "--blockdev driver=file,node-name=f,filename=d.img \
          --export type=vhost-user-blk,id=e,addr.type=unix,addr.path=s,node-name=f",
         "--blockdev file,node-name=f,filename=d.img,cache.direct=on,aio=native,discard=unmap,detect-zeroes=unmap \
@@ -122,6 +126,12 @@ mod tests {
 drop-cache=on --export vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=s,allow-inactive=off,",
         "--blockdev null-co,node-name=n --nbd-server addr.type=unix,addr.path=s,max-connections=4 \
          --export nbd,id=e,node-name=n,name=x,description=y,writable=on,writethrough=on",
+        "--object throttle-group,id=g,x-iops-total=500,x-iops-total-max=5000,x-iops-total-max-length=30 \
+         --blockdev null-co,node-name=n --blockdev driver=throttle,node-name=t,throttle-group=g,file=n \
+         --export vhost-user-blk,id=e,node-name=t,addr.type=unix,addr.path=s",
+        "--object throttle-group,id=g,limits.iops-read=500,limits.bps-write=1000000,limits.iops-size=4096 \
+         --blockdev throttle,node-name=t,throttle-group=g,file.driver=file,file.filename=d.img \
+         --export vhost-user-blk,id=e,node-name=t,addr.type=unix,addr.path=s",
     ];
 
     #[test]
@@ -194,7 +204,7 @@ drop-cache=on --export vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=
         let serve = command.find_subcommand("serve").unwrap();
         let types = |shape: &'static Shape| shape.variants.iter().flat_map(|types| types.of).map(|(name, _)| *name);
         for (option, types) in [
-            ("object", vec![IoThread::NOUN, Secret::NOUN, TlsCreds::NOUN]),
+            ("object", vec![IoThread::NOUN, Secret::NOUN, ThrottleGroup::NOUN, TlsCreds::NOUN]),
             ("blockdev", types(Blockdev::SHAPE).collect()),
             ("export", types(Export::SHAPE).collect()),
         ] {

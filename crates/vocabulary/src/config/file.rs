@@ -1,4 +1,4 @@
-//! A configuration as a file: TOML, one `[[iothread]]`, `[[blockdev]]` or `[[export]]` for each object.
+//! A configuration as a file: TOML, one `[[iothread]]`, `[[blockdev]]`, `[[export]]` and so on for each object.
 //!
 //! Keys are those of the objects, and values are typed as in JSON: `cache.direct = true`, `num-queues = 4`. Errors
 //! begin with the file's name and the line of the key that they are about.
@@ -16,12 +16,13 @@ use crate::address::Address;
 use crate::metrics;
 use crate::nearest::hint;
 use crate::schema::{
-    Blockdev, Export, IoThread, MEMORY_MAX, NbdServer, Object, ObjectError, Problem, Secret, Spelling, TlsCreds,
-    memory_max,
+    Blockdev, Export, IoThread, MEMORY_MAX, NbdServer, Object, ObjectError, Problem, Secret, Spelling, ThrottleGroup,
+    TlsCreds, memory_max,
 };
 
 /// The objects that a file names.
-const KINDS: [&str; 5] = [Secret::NOUN, TlsCreds::NOUN, IoThread::NOUN, Blockdev::NOUN, Export::NOUN];
+const KINDS: [&str; 6] =
+    [Secret::NOUN, TlsCreds::NOUN, ThrottleGroup::NOUN, IoThread::NOUN, Blockdev::NOUN, Export::NOUN];
 
 /// The table that says where metrics are served.
 const METRICS: &str = "metrics";
@@ -41,6 +42,8 @@ pub struct ConfigFile {
     pub secrets: Vec<Secret>,
     /// Certificates and keys for TLS.
     pub tls_creds: Vec<TlsCreds>,
+    /// Limits that disks share.
+    pub throttle_groups: Vec<ThrottleGroup>,
     /// Event loops.
     pub iothreads: Vec<IoThread>,
     /// Disks.
@@ -130,6 +133,7 @@ impl ConfigFile {
         let subject = match kind {
             Secret::NOUN => read(value).map(|(object, subject)| (self.secrets.push(object), subject).1),
             TlsCreds::NOUN => read(value).map(|(object, subject)| (self.tls_creds.push(object), subject).1),
+            ThrottleGroup::NOUN => read(value).map(|(object, subject)| (self.throttle_groups.push(object), subject).1),
             IoThread::NOUN => read(value).map(|(object, subject)| (self.iothreads.push(object), subject).1),
             Blockdev::NOUN => read(value).map(|(object, subject)| (self.blockdevs.push(object), subject).1),
             _ => read(value).map(|(object, subject)| (self.exports.push(object), subject).1),
@@ -146,8 +150,9 @@ impl ConfigFile {
     /// # Errors
     /// As [`Config::new`].
     pub fn config(&self) -> Result<Config, FileError> {
-        let Self { secrets, tls_creds, iothreads, blockdevs, exports, nbd_server, .. } = self.clone();
-        let mut config = Config { secrets, tls_creds, iothreads, blockdevs, exports, nbd_server, ..Config::empty() };
+        let Self { secrets, tls_creds, throttle_groups, iothreads, blockdevs, exports, nbd_server, .. } = self.clone();
+        let objects = Config { secrets, tls_creds, throttle_groups, iothreads, ..Config::empty() };
+        let mut config = Config { blockdevs, exports, nbd_server, ..objects };
         config.memory_max = self.memory_max.unwrap_or(config.memory_max);
         config.checked().map_err(|error| self.locate(&error))
     }
@@ -181,6 +186,7 @@ pub fn effective(config: &Config) -> String {
     };
     config.secrets.iter().for_each(|object| table(Secret::NOUN, flat(object)));
     config.tls_creds.iter().for_each(|object| table(TlsCreds::NOUN, flat(object)));
+    config.throttle_groups.iter().for_each(|object| table(ThrottleGroup::NOUN, flat(object)));
     config.iothreads.iter().for_each(|object| table(IoThread::NOUN, flat(object)));
     config.blockdevs.iter().for_each(|object| table(Blockdev::NOUN, flat(object)));
     config.exports.iter().for_each(|object| table(Export::NOUN, flat(object)));

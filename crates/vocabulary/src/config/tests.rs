@@ -50,7 +50,9 @@ fn a_name_belongs_to_one_object() {
 fn what_object_makes_shares_one_set_of_names() {
     let checked = |secrets: &[&str], tls_creds: &[&str], iothreads: &[&str]| {
         let (secrets, tls_creds) = (objects(secrets, "id"), objects(tls_creds, "id"));
-        let config = Config { secrets, tls_creds, iothreads: objects(iothreads, "id"), ..Config::empty() };
+        let throttle_groups = objects(&["g"], "id");
+        let config =
+            Config { secrets, tls_creds, throttle_groups, iothreads: objects(iothreads, "id"), ..Config::empty() };
         config.checked().map(drop).map_err(|error| error.to_string())
     };
     let (secret, tls_creds) = ("x,data=1", "x,dir=/");
@@ -64,6 +66,7 @@ fn what_object_makes_shares_one_set_of_names() {
         ),
         (checked(&[], &[tls_creds], &["x"]), "iothread 'x': there is another tls-creds-x509 of this name"),
         (checked(&[], &[], &["x", "x"]), "iothread 'x': there is another iothread of this name"),
+        (checked(&[], &[], &["g"]), "iothread 'g': there is another throttle-group of this name"),
     ] {
         assert_eq!(found.unwrap_err(), line);
     }
@@ -98,6 +101,30 @@ fn a_stack_of_blockdevs_ends_somewhere() {
         "blockdev 'a': file leads back to itself"
     );
     assert_eq!(error(&[], &["raw,node-name=a,file=a"], &[]), "blockdev 'a': file leads back to itself");
+}
+
+#[test]
+fn a_disk_is_in_one_throttle_group_that_is_there() {
+    let checked = |blockdevs: &[&str]| {
+        let (throttle_groups, blockdevs) = (objects(&["limits0", "limits1"], "id"), objects(blockdevs, "driver"));
+        let config = Config { throttle_groups, blockdevs, ..Config::empty() };
+        config.checked().map_err(|error| error.to_string())
+    };
+    let inline = "throttle,node-name=t,throttle-group=limits0,file.driver=null-co,file.node-name=d0";
+    let above = "raw,node-name=r,file=t";
+    let config = checked(&[inline, above, "throttle,node-name=u,throttle-group=limits1,file=d0"]).unwrap();
+    for (node, groups) in [("t", vec!["limits0"]), ("r", vec!["limits0"]), ("u", vec!["limits1"]), ("d0", vec![])] {
+        assert_eq!(config.disk(node).unwrap().throttle_groups, groups, "{node}");
+    }
+    assert_eq!(
+        checked(&[&inline.replace("limits0", "limit1")]).unwrap_err(),
+        "blockdev 't': throttle-group: there is no throttle-group 'limit1'; did you mean 'limits1'?"
+    );
+    let second = "file leads to a second blockdev with driver=throttle: a disk is in one throttle-group";
+    for over in ["file=r", "file.driver=throttle,file.throttle-group=limits0,file.file=d0"] {
+        let over = format!("throttle,node-name=o,throttle-group=limits1,{over}");
+        assert_eq!(checked(&[inline, above, &over]).unwrap_err(), format!("blockdev 'o': {second}"));
+    }
 }
 
 #[test]

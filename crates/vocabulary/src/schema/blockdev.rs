@@ -81,6 +81,8 @@ variants! {
         "rbd" => Rbd(Rbd);
         /// The raw format: the disk below, as it is.
         "raw" => Raw(Raw);
+        /// The disk below, with the limits of a group.
+        "throttle" => Throttle(Throttle);
         /// The disk below, with errors that are injected on purpose.
         "blkdebug" => Blkdebug(Blkdebug);
     }
@@ -123,6 +125,16 @@ options! {
 options! {
     /// The raw format over another disk.
     pub struct Raw {
+        /// The disk below: a node-name, or a blockdev of its own (`file.driver=...,file.filename=...`).
+        file: Child, ValueType::Child(LONGEST_NODE_NAME, || &SHAPE);
+    }
+}
+
+options! {
+    /// Limits that disks share, over another disk.
+    pub struct Throttle {
+        /// The `throttle-group` that limits it: all blockdevs of a group share its limits.
+        throttle_group: String, ValueType::Name(usize::MAX);
         /// The disk below: a node-name, or a blockdev of its own (`file.driver=...,file.filename=...`).
         file: Child, ValueType::Child(LONGEST_NODE_NAME, || &SHAPE);
     }
@@ -182,7 +194,7 @@ impl Driver {
     /// The blockdev below, and the key that says which it is; `None` for a disk of its own.
     pub const fn child(&self) -> Option<(&'static str, &Child)> {
         match self {
-            Self::Raw(Raw { file }) => Some(("file", file)),
+            Self::Raw(Raw { file }) | Self::Throttle(Throttle { file, .. }) => Some(("file", file)),
             Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
             Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Nbd(_) | Self::Rbd(_) => {
                 None
@@ -193,7 +205,7 @@ impl Driver {
     /// As [`child`](Self::child), to be changed.
     pub const fn child_mut(&mut self) -> Option<(&'static str, &mut Child)> {
         match self {
-            Self::Raw(Raw { file }) => Some(("file", file)),
+            Self::Raw(Raw { file }) | Self::Throttle(Throttle { file, .. }) => Some(("file", file)),
             Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
             Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Nbd(_) | Self::Rbd(_) => {
                 None
@@ -289,7 +301,6 @@ const FOREIGN_DRIVERS: &[&str] = &[
     "replication",
     "snapshot-access",
     "ssh",
-    "throttle",
     "vdi",
     "vhdx",
     "virtio-blk-vfio-pci",

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::key::{Shape, ValueType, one_of};
 use super::object::object;
 use super::words::{as_word, words};
-use super::{Cpus, Object, ObjectError, Problem, Secret, Spelling, TlsCreds};
+use super::{Cpus, Object, ObjectError, Problem, Secret, Spelling, ThrottleGroup, TlsCreds};
 use crate::options;
 
 /// QEMU holds these in an `int64_t`.
@@ -76,7 +76,6 @@ const FOREIGN_OBJECTS: &[&str] = &[
     "main-loop",
     "pr-manager-helper",
     "secret_keyring",
-    "throttle-group",
     "tls-cipher-suites",
 ];
 
@@ -116,11 +115,12 @@ impl IoThread {
                 let what = format!("qom-type {kind}").replace('"', "'");
                 Err(error(Problem::NotDone {
                     what,
-                    because: "of QEMU's objects Egret has iothread, secret and tls-creds-x509".to_owned(),
+                    because: "of QEMU's objects Egret has iothread, secret, throttle-group and tls-creds-x509"
+                        .to_owned(),
                 }))
             }
             Some(kind) => {
-                let known = one_of(&[Self::NOUN, Secret::NOUN, TlsCreds::NOUN]);
+                let known = one_of(&[Self::NOUN, Secret::NOUN, ThrottleGroup::NOUN, TlsCreds::NOUN]);
                 Err(error(Problem::must("qom-type", known, kind.to_string().replace('"', "'"))))
             }
             None => Err(error(Problem::Missing { key: "qom-type".to_owned() })),

@@ -30,6 +30,7 @@ mod rbd;
 mod reference;
 mod scalar;
 mod secret;
+mod throttle_group;
 mod tls_creds;
 mod validate;
 mod words;
@@ -41,7 +42,7 @@ pub use access::{Access, Mode};
 pub use add_fd::AddFd;
 pub use blockdev::{
     Blkdebug, Blockdev, Cache, Child, Driver, FdSetNumber, Image, InjectError, LARGEST_FD_SET, Null, Raw, SetState,
-    fd_set_number,
+    Throttle, fd_set_number,
 };
 pub use cpus::Cpus;
 pub use descriptor::Descriptor;
@@ -54,13 +55,14 @@ pub use key::{Foreign, Harmless, Key, Shape, Unset, ValueType, Variants};
 pub use lun::{Lun, LunAddress};
 pub use nbd::{FOREIGN_NBD_ADDR, InetAddr, NBD_SERVER, NO_AUTHZ, NbdAddr, NbdServer};
 pub use nbd_client::{Nbd, NbdEndpoint, NbdPlace, ServerAddr, SocketPath, TcpAddr};
-pub use object::{Object, read_options, untagged};
+pub use object::{OBJECT, Object, read_options, untagged};
 pub use problem::{ObjectError, Problem};
 pub use process::memory_max;
 pub(crate) use process::{MEMORY_MAX, default_memory_max};
 pub use rbd::{AuthMode, Encrypt, EncryptionFormat, MonitorAddress, Rbd};
 pub use reference::{help, reference};
 pub use secret::{Secret, SecretFormat};
+pub use throttle_group::{ThrottleAliases, ThrottleGroup, ThrottleLimits};
 pub use tls_creds::{Endpoint, TlsCreds};
 pub use validate::{Spelling, validate_arguments};
 pub use words::{Word, words};

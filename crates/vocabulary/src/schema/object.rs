@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{ObjectError, Problem, Shape, Spelling};
+use super::{IoThread, ObjectError, Problem, Shape, Spelling, ThrottleGroup, TlsCreds, Variants};
 
 /// A kind of object.
 pub trait Object: Sized {
@@ -33,6 +33,23 @@ pub trait Object: Sized {
         ObjectError { subject: self.subject(), problem }
     }
 }
+
+/// What `object-add` takes.
+pub static OBJECT: Shape = Shape {
+    keys: &[],
+    variants: Some(Variants {
+        tag: "qom-type",
+        about: "What the object is.",
+        of: &[
+            (IoThread::NOUN, IoThread::KEYS),
+            (ThrottleGroup::NOUN, ThrottleGroup::KEYS),
+            (TlsCreds::NOUN, TlsCreds::KEYS),
+        ],
+        foreign: &[],
+        because: "",
+    }),
+    foreign: &[],
+};
 
 fn subject(noun: &str, key: &str, name: Option<&str>) -> String {
     match name {

@@ -25,7 +25,7 @@ fn iothread(text: &str) -> Result<IoThread, ObjectError> {
 }
 
 /// What `$kind` is in the reference, and an object of that kind that sets every key it can.
-const FULL: [&str; 8] = [
+const FULL: [&str; 9] = [
     "rbd,node-name=d,pool=p,namespace=n,image=i,conf=/c,snapshot=s,user=u,key-secret=k,auth-client-required.0=cephx,\
 server.0.host=h,server.0.port=3300,encrypt.format=luks2,encrypt.key-secret=e,locking=on,connect-timeout=7,\
 images-per-cluster-handle=2,settings.rbd_cache=false",
@@ -38,6 +38,7 @@ images-per-cluster-handle=2,settings.rbd_cache=false",
      set-state.0.event=flush_to_os,set-state.0.state=1,set-state.0.new-state=2",
     "nbd,node-name=n1,server.type=unix,server.path=/n,export=e,tls-creds=t,tls-hostname=h,reconnect-delay=30,open-timeout=5",
     "nbd,node-name=n2,server.type=inet,server.host=h,server.port=10809",
+    "throttle,node-name=t0,throttle-group=g,file=d0",
     "raw,node-name=r0,file.driver=host_device,file.filename=/dev/x,file.cache.direct=on",
 ];
 
@@ -61,6 +62,19 @@ const FULL_IOTHREAD: [&str; 2] = [
     "id=io0,poll-policy=low-regret,poll-price=6",
 ];
 
+const FULL_THROTTLE_GROUP: [&str; 4] = [
+    "id=g,limits.iops-total=1,limits.iops-total-max=2,limits.iops-total-max-length=3,limits.iops-size=4,\
+     limits.bps-total=5,limits.bps-total-max=6,limits.bps-total-max-length=7",
+    "id=g,limits.iops-read=1,limits.iops-read-max=2,limits.iops-read-max-length=3,limits.iops-write=4,\
+     limits.iops-write-max=5,limits.iops-write-max-length=6,limits.bps-read=7,limits.bps-read-max=8,\
+     limits.bps-read-max-length=9,limits.bps-write=10,limits.bps-write-max=11,limits.bps-write-max-length=12",
+    "id=g,x-iops-total=1,x-iops-total-max=2,x-iops-total-max-length=3,x-iops-size=4,x-bps-total=5,x-bps-total-max=6,\
+     x-bps-total-max-length=7",
+    "id=g,x-iops-read=1,x-iops-read-max=2,x-iops-read-max-length=3,x-iops-write=4,x-iops-write-max=5,\
+     x-iops-write-max-length=6,x-bps-read=7,x-bps-read-max=8,x-bps-read-max-length=9,x-bps-write=10,x-bps-write-max=11,\
+     x-bps-write-max-length=12",
+];
+
 /// JSON, and back.
 fn there_and_back<T: Object + Serialize + DeserializeOwned + PartialEq + Debug>(text: &str) -> Value {
     let object = read::<T>(text).unwrap();
@@ -79,10 +93,13 @@ fn every_object_survives_the_way_through_json() {
     for text in FULL {
         there_and_back::<Blockdev>(text);
     }
+    for text in FULL_THROTTLE_GROUP {
+        there_and_back::<ThrottleGroup>(text);
+    }
     for text in FULL_EXPORT {
         there_and_back::<Export>(text);
     }
-    let nested = there_and_back::<Blockdev>(FULL[7]);
+    let nested = there_and_back::<Blockdev>(FULL[8]);
     assert_eq!(
         nested["file"],
         json!({"driver": "host_device", "filename": "/dev/x", "aio": "threads", "aio-max-batch": 0, "locking": "auto",
@@ -126,7 +143,8 @@ fn the_tables_and_the_structs_have_the_same_keys() {
         assert_eq!(have, want);
     }
     check::<IoThread>(&FULL_IOTHREAD);
-    check::<Blockdev>(&FULL[..7]);
+    check::<Blockdev>(&FULL[..8]);
+    check::<ThrottleGroup>(&FULL_THROTTLE_GROUP);
     check::<Export>(&FULL_EXPORT);
 }
 
@@ -246,7 +264,7 @@ fn an_unknown_key_names_the_nearest_known_one() {
         ("node-name=d", "blockdev 'd': driver is missing"),
         (
             "flie,node-name=d",
-            "blockdev 'd': driver must be file, host_device, null-co, null-aio, nbd, rbd, raw or blkdebug, got 'flie'",
+            "blockdev 'd': driver must be file, host_device, null-co, null-aio, nbd, rbd, raw, throttle or blkdebug, got 'flie'",
         ),
         (
             "raw,node-name=d,file.driver=file,file.filname=x",
@@ -485,6 +503,7 @@ fn the_reference_is_in_step_with_the_tables() {
     for (noun, table) in [
         (IoThread::NOUN, reference(IoThread::SHAPE)),
         (Secret::NOUN, reference(Secret::SHAPE)),
+        (ThrottleGroup::NOUN, reference(ThrottleGroup::SHAPE)),
         (TlsCreds::NOUN, reference(TlsCreds::SHAPE)),
         (Blockdev::NOUN, reference(Blockdev::SHAPE)),
         (Export::NOUN, reference(Export::SHAPE)),
@@ -513,12 +532,12 @@ fn an_object_of_another_type_is_refused_by_name() {
     };
     assert_eq!(read("iothread,id=a").unwrap(), IoThread::new("a"));
     assert_eq!(
-        read("throttle-group,id=t").unwrap_err(),
-        "object 't': qom-type 'throttle-group' is QEMU's and not done here: of QEMU's objects Egret has iothread, secret and tls-creds-x509"
+        read("authz-simple,id=t").unwrap_err(),
+        "object 't': qom-type 'authz-simple' is QEMU's and not done here: of QEMU's objects Egret has iothread, secret, throttle-group and tls-creds-x509"
     );
     assert_eq!(
         read("iothred,id=t").unwrap_err(),
-        "object 't': qom-type must be iothread, secret or tls-creds-x509, got 'iothred'"
+        "object 't': qom-type must be iothread, secret, throttle-group or tls-creds-x509, got 'iothred'"
     );
     assert_eq!(read("id=t").unwrap_err(), "object 't': qom-type is missing");
     assert_eq!(read("iothread").unwrap_err(), "iothread without id: id is missing");

@@ -184,6 +184,139 @@ fn a_node_that_is_reopened_keeps_its_limits() {
     assert!(Arc::ptr_eq(&before, &group(&daemon)));
 }
 
+/// A blockdev that a group of limits has over a null disk, which is written inside it.
+fn throttle(node: &str, group: &str) -> Value {
+    json!({"driver": "throttle", "node-name": node, "throttle-group": group, "file": {"driver": "null-co"}})
+}
+
+/// An object that is a group of limits.
+fn group(id: &str, limits: Value) -> Value {
+    json!({"qom-type": "throttle-group", "id": id, "limits": limits})
+}
+
+/// All limits of `block_set_io_throttle` zero, but for `iops`.
+fn iops(node: &str, iops: u64) -> Value {
+    json!({"id": node, "bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": iops, "iops_rd": 0, "iops_wr": 0})
+}
+
+/// The groups of blockdevs, and their `iops`, as they are shown.
+fn groups(daemon: &mut Daemon) -> Vec<(String, Value, Value)> {
+    let nodes = run(daemon, "query-named-block-nodes", json!({})).unwrap();
+    let of =
+        |node: &Value| (node["node-name"].as_str().unwrap().to_owned(), node["group"].clone(), node["iops"].clone());
+    nodes.as_array().unwrap().iter().map(of).collect()
+}
+
+fn is_in(node: &str, group: &str, iops: u64) -> (String, Value, Value) {
+    (node.to_owned(), json!(group), json!(iops))
+}
+
+#[test]
+fn a_group_of_limits_stays_while_a_blockdev_is_in_it_and_has_a_name_of_its_own() {
+    let mut daemon = Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap();
+    run(&mut daemon, "object-add", group("g", json!({"iops-total": 500}))).unwrap();
+    run(&mut daemon, "object-add", json!({"qom-type": "throttle-group", "id": "h", "x-iops-total": 7})).unwrap();
+    run(&mut daemon, "blockdev-add", throttle("t0", "g")).unwrap();
+    run(&mut daemon, "blockdev-add", json!({"driver": "raw", "node-name": "r0", "file": "t0"})).unwrap();
+    run(&mut daemon, "blockdev-add", json!({"driver": "null-co", "node-name": "d0"})).unwrap();
+    run(&mut daemon, "block_set_io_throttle", iops("d0", 3)).unwrap();
+    let shown = groups(&mut daemon);
+    assert_eq!(shown, [is_in("t0", "g", 500), is_in("r0", "g", 500), is_in("d0", "d0", 3)]);
+    let before = daemon.config().clone();
+    let of = |group: &str| throttle("t1", group);
+    let inside = json!({"driver": "throttle", "node-name": "t1", "throttle-group": "h", "file": "r0"});
+    let other_type = json!({"qom-type": "iothread", "id": "g"});
+    let attempts = [
+        (("object-del", json!({"id": "g"})), "object 'g' is in use, can not be deleted"),
+        (("object-del", json!({"id": "x"})), "object 'x' not found"),
+        (("object-add", group("g", json!({}))), "attempt to add duplicate property 'g' to object"),
+        (("object-add", other_type), "attempt to add duplicate property 'g' to object"),
+        (("object-add", group("d0", json!({}))), "A group with this name already exists"),
+        (
+            ("object-add", group("i", json!({"iops-total-max": 5}))),
+            "throttle-group 'i': bps_max/iops_max require corresponding bps/iops values",
+        ),
+        (("object-add", group("i", json!({"iops": 5}))), "Parameter 'limits.iops' is unexpected"),
+        (("object-add", json!({"qom-type": "throttle-group"})), "Parameter 'id' is missing"),
+        (("blockdev-add", of("k")), "blockdev 't1': throttle-group: there is no throttle-group 'k'; "),
+        (("blockdev-add", inside), "blockdev 't1': file leads to a second blockdev with driver=throttle"),
+        (("blockdev-reopen", json!({"options": [throttle("t0", "k")]})), "blockdev 't0': throttle-group: there is no"),
+        (("block_set_io_throttle", iops("r0", 5)), "blockdev 'r0' is limited by throttle-group 'g' (driver=throttle)"),
+        (("block_set_io_throttle", iops("t0", 5)), "blockdev 't0' lies below another"),
+    ];
+    for ((command, arguments), line) in attempts {
+        let error = run(&mut daemon, command, arguments.clone()).unwrap_err();
+        assert!(error.starts_with(line), "{command} {arguments}: {error}");
+        assert_eq!(groups(&mut daemon), shown, "{line}");
+        assert_eq!(*daemon.config(), before, "{line}");
+    }
+    for (command, of) in [("blockdev-del", "r0"), ("blockdev-del", "t0"), ("object-del", "g"), ("object-del", "h")] {
+        let key = if command == "object-del" { "id" } else { "node-name" };
+        run(&mut daemon, command, json!({ key: of })).unwrap();
+    }
+    assert!(run(&mut daemon, "blockdev-add", throttle("t0", "g")).is_err());
+}
+
+#[test]
+fn the_limits_of_a_group_change_together_while_its_disks_are_used() {
+    let mut daemon = Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap();
+    run(&mut daemon, "object-add", group("g", json!({"iops-total": 500, "iops-total-max": 5000}))).unwrap();
+    run(&mut daemon, "object-add", group("h", json!({"bps-read": 7}))).unwrap();
+    for node in ["t0", "t1"] {
+        run(&mut daemon, "blockdev-add", throttle(node, "g")).unwrap();
+    }
+    let get = |daemon: &mut Daemon, property: &str| {
+        run(daemon, "qom-get", json!({"path": "/objects/g", "property": property}))
+    };
+    let set = |daemon: &mut Daemon, property: &str, value: Value| {
+        run(daemon, "qom-set", json!({"path": "/objects/g", "property": property, "value": value}))
+    };
+    set(&mut daemon, "limits", json!({"iops-total": 600})).unwrap();
+    assert_eq!(groups(&mut daemon), [is_in("t0", "g", 600), is_in("t1", "g", 600)]);
+    let limits = get(&mut daemon, "limits").unwrap();
+    assert_eq!(limits.as_object().unwrap().len(), 19);
+    assert_eq!((&limits["iops-total"], &limits["iops-total-max"]), (&json!(600), &json!(5000)));
+    assert_eq!(
+        (get(&mut daemon, "x-iops-total"), get(&mut daemon, "type")),
+        (Ok(json!(600)), Ok("throttle-group".into()))
+    );
+    for (property, value, line) in [
+        ("limits", json!({"iops-total": 5001}), "throttle-group 'g': bps_max/iops_max cannot be lower than bps/iops"),
+        ("limits", json!({"iops-total": true}), "throttle-group 'g': limits.iops-total must be 0..="),
+        ("x-iops-total", json!(1), "Property cannot be set after initialization"),
+        ("id", json!("x"), "Property 'throttle-group.id' is the object's name"),
+        ("iops", json!(1), "Property 'throttle-group.iops' not found"),
+    ] {
+        let error = set(&mut daemon, property, value).unwrap_err();
+        assert!(error.starts_with(line), "{property}: {error}");
+        assert_eq!(get(&mut daemon, "limits").as_ref(), Ok(&limits));
+    }
+    // One of them goes to the other group.
+    run(&mut daemon, "blockdev-reopen", json!({"options": [throttle("t1", "h")]})).unwrap();
+    assert_eq!(groups(&mut daemon), [is_in("t0", "g", 600), is_in("t1", "h", 0)]);
+    let group_of = |daemon: &Daemon, node: &str| daemon.disks_by_name()[node].throttle_group().unwrap();
+    assert_eq!(group_of(&daemon, "t1").limits().bytes.read.average, 7);
+    assert!(!Arc::ptr_eq(&group_of(&daemon, "t0"), &group_of(&daemon, "t1")));
+}
+
+#[test]
+fn a_command_puts_a_disk_in_the_group_of_an_object_and_changes_its_limits_as_with_qemu() {
+    let mut daemon = Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap();
+    run(&mut daemon, "object-add", group("g", json!({"iops-total": 500}))).unwrap();
+    run(&mut daemon, "blockdev-add", throttle("t0", "g")).unwrap();
+    run(&mut daemon, "blockdev-add", json!({"driver": "null-co", "node-name": "d0"})).unwrap();
+    let mut joins = iops("d0", 600);
+    joins["group"] = "g".into();
+    run(&mut daemon, "block_set_io_throttle", joins).unwrap();
+    assert_eq!(groups(&mut daemon), [is_in("t0", "g", 600), is_in("d0", "g", 600)]);
+    let limits = json!({"path": "g", "property": "x-iops-total"});
+    assert_eq!(run(&mut daemon, "qom-get", limits), Ok(json!(600)));
+    run(&mut daemon, "blockdev-del", json!({"node-name": "t0"})).unwrap();
+    assert!(run(&mut daemon, "object-del", json!({"id": "g"})).unwrap_err().contains("is in use"));
+    run(&mut daemon, "block_set_io_throttle", iops("d0", 0)).unwrap();
+    run(&mut daemon, "object-del", json!({"id": "g"})).unwrap();
+}
+
 #[test]
 fn a_disk_that_was_locked_for_a_moment_alone_when_it_was_reopened_is_unlocked_unless_somebody_has_it_locked() {
     for is_held in [false, true] {
