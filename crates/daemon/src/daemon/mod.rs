@@ -58,7 +58,7 @@ pub use credentials::Credentials;
 use disks::Unsettled;
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
-pub use failures::{DiskFailure, Failures, RequestTimeout};
+pub use failures::{BrokenQueue, DiskFailure, Failures, RequestTimeout};
 use fd_sets::FdSets;
 pub use fd_sets::{FdSetError, FdSetShown};
 use io_threads::RunningIoThread;

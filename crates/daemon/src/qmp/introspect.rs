@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::qmp::event::Event;
     use crate::watchdog::Stall;
-    use crate::{DiskFailure, RequestTimeout};
+    use crate::{BrokenQueue, DiskFailure, RequestTimeout};
 
     #[test]
     fn a_member_that_may_be_left_out_has_a_default_and_no_other() {
@@ -191,6 +191,7 @@ mod tests {
             stall(true),
             stall(false),
             Event::LunDeleted { id: "e".into(), at, node_name: "d".into() },
+            Event::QueueBroken(BrokenQueue { export: "e".into(), queue: 0, reason: "r".into() }),
             Event::RequestTimeout(RequestTimeout { export: "e".into(), requests: 1, oldest: Nanos(1) }),
             Event::Shutdown { reason: "host-signal" },
         ];
