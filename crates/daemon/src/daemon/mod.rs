@@ -37,6 +37,7 @@ mod nbd;
 mod remote;
 mod reservations;
 mod scsi;
+mod secrets;
 mod statistics;
 mod teardowns;
 mod view;

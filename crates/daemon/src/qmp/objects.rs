@@ -41,15 +41,15 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "object-add",
         takes: Takes::IOTHREAD,
         returns: "{}",
-        about: "Start an I/O thread; `qom-type` is `iothread`. Or read credentials for TLS, with the keys of \
-                [tls-creds-x509](options.md#tls-creds-x509), which is `qom-type` then.",
+        about: "Start an I/O thread; `qom-type` is `iothread`. Or keep a [secret](options.md#secret), or read credentials \
+                for TLS, with the keys of [tls-creds-x509](options.md#tls-creds-x509), which is `qom-type` then.",
         run: Run::Mutate(|context, arguments| {
-            if arguments.get("qom-type").and_then(Value::as_str) == Some(TlsCreds::NOUN) {
-                context.daemon.add_tls_creds(untagged(arguments.into(), Spelling::Typed)?)?;
-                return Ok(nothing());
+            let daemon = &mut context.daemon;
+            match arguments.get("qom-type").and_then(Value::as_str) {
+                Some(Secret::NOUN) => daemon.add_secret(untagged(arguments.into(), Spelling::Typed)?)?,
+                Some(TlsCreds::NOUN) => daemon.add_tls_creds(untagged(arguments.into(), Spelling::Typed)?)?,
+                _ => daemon.add_io_thread(IoThread::from_user_object(arguments.into(), Spelling::Typed)?)?,
             }
-            let object = IoThread::from_user_object(arguments.into(), Spelling::Typed)?;
-            context.daemon.add_io_thread(object)?;
             Ok(nothing())
         }),
     },
@@ -57,12 +57,13 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "object-del",
         takes: Takes::Keys(&DELETE),
         returns: "{}",
-        about: "End an I/O thread that no export runs on, or forget credentials for TLS that nobody names.",
+        about: "End an I/O thread that no export runs on, or forget a secret or credentials for TLS that nobody names.",
         run: Run::Mutate(|context, arguments| {
             let Delete { id } = typed(arguments)?;
-            match context.daemon.config().tls_creds.iter().any(|creds| creds.id == id) {
-                true => context.daemon.remove_tls_creds(&id)?,
-                false => context.daemon.remove_io_thread(&id)?,
+            match type_of_quiet(context.daemon.config(), &id) {
+                Some(Secret::NOUN) => context.daemon.remove_secret(&id)?,
+                Some(_) => context.daemon.remove_tls_creds(&id)?,
+                None => context.daemon.remove_io_thread(&id)?,
             }
             Ok(nothing())
         }),
