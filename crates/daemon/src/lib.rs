@@ -31,7 +31,7 @@ pub mod snapshot;
 pub mod watchdog;
 
 pub use daemon::{
-    ChangeError, CounterRegistry, Credentials, Daemon, Deletion, DiskFailure, DiskState, Failures, FdSetError,
-    FdSetShown, RequestTimeout, StartError, Time, View, Watched,
+    BrokenQueue, ChangeError, CounterRegistry, Credentials, Daemon, Deletion, DiskFailure, DiskState, Failures,
+    FdSetError, FdSetShown, RequestTimeout, StartError, Time, View, Watched,
 };
 pub use egret_export::QueueStats;

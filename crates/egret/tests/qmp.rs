@@ -86,6 +86,60 @@ fn a_daemon_without_objects_is_given_a_disk_that_serves_and_loses_it_again() {
 }
 
 #[test]
+fn a_secret_is_added_and_forgotten_and_nobody_is_shown_what_it_holds() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("qmp");
+    let server = Server::start(&Program::egret().with_env("EGRET_LOG", "debug"), &Options::new().monitor("m", &socket));
+    let mut qmp = Qmp::connect(&socket);
+    let with = |mut keys: Value| {
+        keys["qom-type"] = "secret".into();
+        keys
+    };
+    // The same in base64.
+    let hidden = ["hunter2", "aHVudGVyMg=="];
+    qmp.run("object-add", with(json!({"id": "s", "data": hidden[0]})));
+    qmp.run("object-add", with(json!({"id": "t", "data": hidden[1], "format": "base64"})));
+    let mut said = Vec::new();
+    for (keys, line) in [
+        (json!({"id": "s", "data": "hunter2"}), "attempt to add duplicate property 's' to object (type 'container')"),
+        (json!({"id": "u"}), "secret 'u': one of data and file is needed, and not both"),
+        (
+            json!({"id": "u", "data": "hunter2", "file": "/x"}),
+            "secret 'u': one of data and file is needed, and not both",
+        ),
+        (json!({"id": "u", "data": "hunter2!", "format": "base64"}), "secret 'u': it is not base64: "),
+        (
+            json!({"id": "u", "data": ["hunter2"]}),
+            "secret 'u': data must be text of at most 65536 bytes, got something",
+        ),
+        (json!({"id": "u", "datum": "hunter2"}), "Parameter 'datum' is unexpected; "),
+        (json!({"data": "hunter2"}), "Parameter 'id' is missing"),
+    ] {
+        said.push(qmp.fail("object-add", with(keys)));
+        assert!(said.last().unwrap().starts_with(line), "{said:#?}");
+    }
+    let known = qmp.run("query-commands", json!({}));
+    let names = known.as_array().unwrap().iter().filter_map(|command| command["name"].as_str());
+    for query in names.filter(|name| name.starts_with("query-")) {
+        said.push(qmp.run(query, json!({})).to_string());
+    }
+    assert_eq!(qmp.run("qom-list", json!({"path": "/objects/s"})), json!([{"name": "type", "type": "string"}]));
+    for property in ["data", "file", "format"] {
+        let refused = qmp.fail("qom-get", json!({"path": "/objects/s", "property": property}));
+        assert_eq!(refused, format!("Property 'secret.{property}' not found"));
+    }
+    for id in ["s", "t"] {
+        said.push(qmp.run("qom-list", json!({"path": "/objects"})).to_string());
+        qmp.run("object-del", json!({"id": id}));
+        assert_eq!(qmp.fail("object-del", json!({"id": id})), format!("object '{id}' not found"));
+    }
+    said.extend(server.log());
+    let shown = said.iter().filter(|said| hidden.iter().any(|hidden| said.contains(hidden)));
+    assert_eq!(shown.collect::<Vec<_>>(), [""; 0]);
+    assert!(server.terminate().success());
+}
+
+#[test]
 fn a_unit_s_blockdev_has_counted_what_was_asked_of_it_and_not_of_the_units_beside() {
     let scratch = Scratch::new();
     let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));

@@ -341,6 +341,39 @@ fn an_encrypted_image_is_read_with_its_passphrase_and_refused_without() {
 }
 
 #[test]
+fn a_monitor_adds_the_secret_that_an_image_is_attached_with_and_takes_it_back() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create before --size 16M");
+    ceph.run("rbd create later --size 64M");
+    let scratch = Scratch::new();
+    let [pass, socket, monitor] = ["pass", "socket", "qmp"].map(|name| scratch.path(name));
+    std::fs::write(&pass, "open").unwrap();
+    ceph.run(&format!("rbd encryption format rbd/later luks2 {}", pass.display()));
+    // Without a disk in a cluster the sandbox would leave it no network.
+    let options = serve(ceph, "before", "", &scratch.path("before")).monitor("m", &monitor);
+    let server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&monitor);
+    let encrypt = json!({"format": "luks2", "key-secret": "pass"});
+    let disk = json!({"driver": "rbd", "node-name": "d1", "pool": "rbd", "image": "later", "conf": ceph.conf(), "encrypt": encrypt});
+    let refused = qmp.fail("blockdev-add", disk.clone());
+    assert!(refused.contains("encrypt.key-secret: there is no secret 'pass'"), "{refused}");
+    qmp.run("object-add", json!({"qom-type": "secret", "id": "pass", "data": "open"}));
+    qmp.run("blockdev-add", disk);
+    let addr = json!({"type": "unix", "path": socket});
+    qmp.run(
+        "block-export-add",
+        json!({"type": "vhost-user-blk", "id": "e1", "node-name": "d1", "writable": true, "addr": addr}),
+    );
+    Guest::boot(&socket).read_honestly();
+    assert_eq!(qmp.fail("object-del", json!({"id": "pass"})), "object 'pass' is in use, can not be deleted");
+    qmp.run("block-export-del", json!({"id": "e1", "mode": "hard"}));
+    qmp.event("BLOCK_EXPORT_DELETED");
+    qmp.run("blockdev-del", json!({"node-name": "d1"}));
+    qmp.run("object-del", json!({"id": "pass"}));
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+#[test]
 fn a_daemon_that_is_confined_without_a_cluster_says_so_where_a_monitor_adds_one() {
     let scratch = Scratch::new();
     let (monitor, disk) = (scratch.path("qmp"), json!({"driver": "rbd", "node-name": "d1", "pool": "p", "image": "i"}));

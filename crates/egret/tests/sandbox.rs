@@ -515,7 +515,7 @@ fn what_a_monitor_names_elsewhere_is_refused_with_the_option_that_would_allow_it
     let file = |node: &str, image: &Path| json!({"driver": "file", "node-name": node, "filename": image});
     let export = |node: &str, socket: &Path| json!({"type": "vhost-user-blk", "id": node, "node-name": node, "addr": {"type": "unix", "path": socket}});
     let others = [elsewhere.image("other", MIB), elsewhere.path("other")];
-    let certificate = elsewhere.image("ca-cert.pem", 1);
+    let [certificate, key] = ["ca-cert.pem", "key"].map(|name| elsewhere.image(name, 1));
     let dirs = others.each_ref().map(|path| path.parent().unwrap().to_str().unwrap());
     let options = Options::new().disk("d0", &scratch.image("d0", MIB), "").monitor("m", &scratch.path("qmp"));
     let run = |program: Program| {
@@ -525,18 +525,20 @@ fn what_a_monitor_names_elsewhere_is_refused_with_the_option_that_would_allow_it
         let socket = qmp.try_run("block-export-add", export("d0", &others[1]));
         let credentials = json!({"qom-type": "tls-creds-x509", "id": "t0", "dir": dirs[0]});
         let credentials = qmp.fail("object-add", credentials);
+        let secret = qmp.try_run("object-add", json!({"qom-type": "secret", "id": "s0", "file": key}));
         // Beside its own there is room for more.
         qmp.run("blockdev-add", file("d2", &scratch.image("d2", MIB)));
         qmp.run("block-export-add", export("d2", &scratch.path("d2")));
         qmp.run("block-export-del", json!({"id": "d2"}));
         assert_eq!(server.terminate().code(), Some(0));
-        ([disk, socket], credentials)
+        ([disk, socket, secret], credentials)
     };
     let refusal = |dir: &str| format!("the sandbox keeps '{dir}' out of reach; start egret with --sandbox-dir {dir}");
     let (refused, credentials) = run(Program::egret_alone());
-    let [disk, socket] = refused.map(Result::unwrap_err);
+    let [disk, socket, secret] = refused.map(Result::unwrap_err);
     let of_no_use = format!("tls-creds-x509 't0': '{}'", certificate.display());
     assert_eq!(credentials, format!("{of_no_use}: {}", refusal(dirs[0])));
+    assert_eq!(secret, format!("secret 's0': '{}': {}", key.display(), refusal(dirs[0])));
     assert_eq!(disk, format!("blockdev 'd1': cannot open '{}': {}", others[0].display(), refusal(dirs[0])));
     assert_eq!(socket, format!("export 'd0': cannot listen on socket '{}': {}", others[1].display(), refusal(dirs[1])));
     for words in [vec!["--sandbox-dir", dirs[0], "--sandbox-dir", dirs[1]], vec!["--sandbox=off"]] {

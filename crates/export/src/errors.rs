@@ -97,6 +97,8 @@ pub struct ErrorHandling {
     /// How many queues have requests that are overdue; and how old the oldest was when there were some, until somebody
     /// asks.
     overdue: Mutex<(u32, Option<Nanos>)>,
+    /// Why queues have broken, by their numbers, until somebody asks.
+    broken: Mutex<BTreeMap<usize, String>>,
     bell: OnceLock<EventNotifier>,
 }
 
@@ -133,6 +135,7 @@ impl ErrorHandling {
             stops: AtomicU64::new(0),
             waiting: Mutex::default(),
             overdue: Mutex::default(),
+            broken: Mutex::default(),
             bell: OnceLock::new(),
         })
     }
@@ -189,8 +192,8 @@ impl ErrorHandling {
         woken.into_values().for_each(Waker::wake);
     }
 
-    /// Has a notifier set when requests are overdue, from here on; the first one to be named is.
-    pub fn watch_overdue(&self, bell: &EventNotifier) {
+    /// Has a notifier set when requests are overdue or a queue has broken, from here on; the first one to be named is.
+    pub fn watch(&self, bell: &EventNotifier) {
         let _ = self.bell.set(bell.clone());
     }
 
@@ -213,6 +216,17 @@ impl ErrorHandling {
     /// It has none any more.
     pub(crate) fn end_overdue(&self) {
         lock(&self.overdue).0 -= 1;
+    }
+
+    /// Why queues have broken since this was last asked, by their numbers: of each the last time.
+    pub fn take_broken(&self) -> BTreeMap<usize, String> {
+        std::mem::take(&mut lock(&self.broken))
+    }
+
+    /// The guest has broken a queue.
+    pub(crate) fn note_broken(&self, queue: usize, why: String) {
+        lock(&self.broken).insert(queue, why);
+        self.bell.get().into_iter().for_each(EventNotifier::set);
     }
 
     /// Has a queue woken when the export goes on; at once if it is not stopped.
@@ -320,7 +334,7 @@ mod tests {
     #[test]
     fn overdue_requests_are_told_once_until_no_queue_has_any() {
         let (errors, bell) = (ErrorHandling::new("e0", ErrorPolicy::default()), EventNotifier::new().unwrap());
-        errors.watch_overdue(&bell);
+        errors.watch(&bell);
         for round in 1..=2 {
             errors.begin_overdue(Nanos(round));
             errors.begin_overdue(Nanos(100));
@@ -331,5 +345,18 @@ mod tests {
             errors.end_overdue();
             errors.end_overdue();
         }
+    }
+
+    #[test]
+    fn of_each_queue_that_breaks_the_last_time_is_told_and_once() {
+        let (errors, bell) = (ErrorHandling::new("e0", ErrorPolicy::default()), EventNotifier::new().unwrap());
+        errors.watch(&bell);
+        for (queue, why) in [(1, "one"), (0, "other"), (1, "another")] {
+            errors.note_broken(queue, why.to_owned());
+        }
+        assert!(bell.clear());
+        let expected = [(0, "other"), (1, "another")].map(|(queue, why)| (queue, why.to_owned()));
+        assert_eq!(errors.take_broken().into_iter().collect::<Vec<_>>(), expected);
+        assert_eq!((bell.clear(), errors.take_broken().len()), (false, 0));
     }
 }

@@ -615,6 +615,7 @@ impl QueueWorker {
         self.counters.broken.add(1);
         let QueueInfo { log, index, .. } = &self.info;
         log.warn(format_args!("queue {index}: the guest broke the queue, which is stopped: {why}"));
+        self.errors.note_broken(*index, why.to_string());
         self.fds.owes_err = true;
     }
 }

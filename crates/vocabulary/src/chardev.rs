@@ -105,7 +105,13 @@ static CHARDEV: Shape = Shape {
         Foreign { name: "abstract", harmless: Harmless::Off, because: "clients find a socket by its path" },
         Foreign { name: "tight", harmless: Harmless::Any, because: "it concerns abstract addresses" },
         Foreign { name: "nodelay", harmless: Harmless::Any, because: "an answer never waits to be sent" },
+        Foreign { name: "delay", harmless: Harmless::Any, because: "an answer never waits to be sent" },
         Foreign { name: "to", harmless: Harmless::No, because: "name one port" },
+        Foreign { name: "ipv4", harmless: Harmless::Any, because: "host says it: 127.0.0.1, or ::1" },
+        Foreign { name: "ipv6", harmless: Harmless::Any, because: "host says it: 127.0.0.1, or ::1" },
+        Foreign { name: "tls-creds", harmless: Harmless::No, because: NO_TLS },
+        Foreign { name: "tls-authz", harmless: Harmless::No, because: NO_TLS },
+        Foreign { name: "tn3270", harmless: Harmless::Off, because: "monitors speak QMP alone" },
         Foreign { name: "telnet", harmless: Harmless::Off, because: "monitors speak QMP alone" },
         Foreign { name: "websocket", harmless: Harmless::Off, because: "monitors speak QMP alone" },
         Foreign { name: "reconnect", harmless: Harmless::Zero, because: "Egret listens and does not connect" },
@@ -115,6 +121,9 @@ static CHARDEV: Shape = Shape {
         Foreign { name: "logappend", harmless: Harmless::Any, because: "it concerns logfile" },
     ],
 };
+
+/// Why monitors do not encrypt.
+const NO_TLS: &str = "monitors are for this host, and have no TLS; lead others through a tunnel (ssh)";
 
 options! {
     /// What `--monitor` says.
@@ -223,7 +232,10 @@ mod tests {
         let access = Access { mode: Some(Mode(0o660)), user, group, allow_uid: vec!["me".into(), "7".into()] };
         let socket = Backend::Socket(Address::Unix { path: "/q".into(), access });
         assert!(monitors[0].pretty && monitors[0].chardev.backend == socket);
-        let monitors = read(&["socket,id=c,host=localhost,port=4444,server=on,wait=off"], &["c"]).unwrap();
+        // With what QEMU has beside, as far as it asks for nothing else.
+        let words =
+            "socket,id=c,host=localhost,port=4444,server=on,wait=off,ipv4=on,ipv6=off,delay=off,tn3270=off,telnet=off";
+        let monitors = read(&[words], &["c"]).unwrap();
         let socket = Backend::Socket(Address::Tcp { host: "localhost".into(), port: 4444, remote: false });
         assert_eq!(monitors[0].chardev.backend, socket);
         let monitors = read(&["socket,id=c,fd=egret.socket,server=on,wait=off"], &["c"]).unwrap();
@@ -245,6 +257,9 @@ mod tests {
             ),
             (&["socket,id=c,path=q,server=on,nowait"], &[], "words without a value are not taken; write wait=off"),
             (&["socket,id=c,path=q,server=on,mux=on"], &[], "mux=on is QEMU's and not done here: a monitor has"),
+            (&["socket,id=c,host=::1,port=1,server=on,tls-creds=t"], &[], "tls-creds=t is QEMU's and not done here"),
+            (&["socket,id=c,host=::1,port=1,server=on,tls-authz=a"], &[], "tls-authz=a is QEMU's and not done here"),
+            (&["socket,id=c,path=q,server=on,tn3270=on"], &[], "tn3270=on is QEMU's and not done here: monitors speak"),
             (&["socket,id=c,path=q,server=on,logfile=x"], &[], "logfile=x is QEMU's and not done here"),
             (&["socket,id=c,path=q"], &[], "--chardev socket,id=c,path=q: server is missing"),
             (&["socket,id=c,path=q,server=off"], &[], "server=off is QEMU's and not done here"),

@@ -11,8 +11,7 @@ use crate::disk::{Disk, Settings};
 use crate::nearest::hint;
 use crate::schema::{
     Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Device, Discard, Driver, Endpoint, Export, IoThread, NbdServer,
-    Object, ObjectError, Problem, Secret, SecretFormat, Throttle, ThrottleGroup, TlsCreds, UnixAddr,
-    default_memory_max,
+    Object, ObjectError, Problem, Secret, Throttle, ThrottleGroup, TlsCreds, UnixAddr, default_memory_max,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -82,10 +81,7 @@ impl Config {
     /// # Errors
     /// A secret cannot be had.
     pub fn with_secrets_read(mut self) -> Result<Self, ObjectError> {
-        for secret in &mut self.secrets {
-            let text = secret.base64().map_err(|why| secret.error(Problem::Together(why)))?;
-            (secret.data, secret.file, secret.format) = (Some(text), None, Some(SecretFormat::Base64));
-        }
+        self.secrets = self.secrets.into_iter().map(Secret::read).collect::<Result<_, _>>()?;
         Ok(self)
     }
 

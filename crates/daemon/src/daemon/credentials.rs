@@ -5,7 +5,7 @@ use std::path::Path;
 
 use egret_nbd::tls::{ClientCredentials, ServerCredentials};
 use egret_vocabulary::Config;
-use egret_vocabulary::schema::{Blockdev, Driver, Endpoint, TlsCreds};
+use egret_vocabulary::schema::{Blockdev, Driver, Endpoint, Object as _, TlsCreds};
 
 use super::{ChangeError, Daemon, StartError};
 
@@ -69,7 +69,7 @@ impl Daemon {
             new.add(&of).map(|()| new)
         });
         let Credentials { clients, servers } =
-            read.map_err(|why| StartError::TlsCredsUnanswered(object.id.clone(), why))??;
+            read.map_err(|why| StartError::ObjectUnanswered(TlsCreds::NOUN, object.id.clone(), why))??;
         self.credentials.clients.extend(clients);
         self.credentials.servers.extend(servers);
         self.config.tls_creds.push(object);

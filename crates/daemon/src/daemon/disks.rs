@@ -686,7 +686,7 @@ mod tests {
     #[test]
     fn each_key_of_an_injected_error_and_of_a_state_changes_what_goes_wrong() {
         let least = "blkdebug,node-name=d,image.driver=null-co,inject-error.0.event=none,set-state.0.event=none,\
-                     set-state.0.new-state=2";
+                     set-state.0.new_state=2";
         for (list, shape) in [("inject-error", InjectErrorShape::KEYS), ("set-state", SetStateShape::KEYS)] {
             for key in shape {
                 let value = match (key.name, key.kind) {

@@ -98,9 +98,9 @@ pub enum StartError {
     /// Credentials cannot be had.
     #[error("tls-creds-x509 '{0}': {1}")]
     TlsCreds(String, #[source] egret_nbd::tls::CredentialsError),
-    /// Their files are not waited for.
-    #[error("tls-creds-x509 '{0}': {1}")]
-    TlsCredsUnanswered(String, #[source] Unanswered),
+    /// What is in files of an object is not waited for.
+    #[error("{0} '{1}': {2}")]
+    ObjectUnanswered(&'static str, String, #[source] Unanswered),
     /// There is no such user or group as may connect to the NBD server.
     #[error("NBD server: {0}")]
     NbdAccess(#[source] std::io::Error),
@@ -141,7 +141,7 @@ pub enum ChangeError {
     /// There is no such object.
     #[error("object '{0}' not found")]
     NoObject(String),
-    /// An export runs on it, somebody encrypts by it, or a blockdev is in it.
+    /// An export runs on it, somebody encrypts by it, or a blockdev names it.
     #[error("object '{0}' is in use, can not be deleted")]
     ObjectInUse(String),
     /// A throttle group has the name of one that a command has made.

@@ -170,7 +170,7 @@ impl Daemon {
                 Export::start_nbd(id, options, server, Arc::clone(&disks[0]), &loops)?
             }
         };
-        export.errors().watch_overdue(self.failures.bell());
+        export.errors().watch(self.failures.bell());
         self.registry.register_export(&export);
         self.exports.insert(object.id.clone(), export);
         kept.into_iter().for_each(|(node, unit)| self.keep_unit(&node, unit));

@@ -1,7 +1,7 @@
-//! What disks could not do, told to monitors: of each disk of each export the first failure, and then the newest once a
-//! second.
+//! What disks could not do, and which queues guests have broken, told to monitors: of each disk of each export the first
+//! failure, and then the newest once a second; of each queue likewise.
 //!
-//! Nobody needs the daemon for it, so failures are told while a change is in work.
+//! Nobody needs the daemon for it, so they are told while a change is in work.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -89,6 +89,17 @@ impl fmt::Display for RequestTimeout {
     }
 }
 
+/// A queue that its guest has broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BrokenQueue {
+    /// The export.
+    pub export: String,
+    /// Its number.
+    pub queue: usize,
+    /// What the guest has done.
+    pub reason: String,
+}
+
 /// What is known of failures.
 pub struct Failures {
     bell: EventNotifier,
@@ -106,6 +117,8 @@ struct Known {
     stops: BTreeMap<(String, Arc<str>), Instant>,
     /// What is to be told then: of each the newest, and a stop rather than what is none.
     later: BTreeMap<(String, Arc<str>), Failure>,
+    /// When each queue of an export may be told of again, and what is to be told then.
+    broken: BTreeMap<(String, usize), (Instant, Option<String>)>,
 }
 
 impl Failures {
@@ -126,7 +139,15 @@ impl Failures {
     /// When [`take`](Self::take) should be asked again without the bell: a disk that is not to be told of yet may have
     /// failed meanwhile.
     pub fn due(&self) -> Option<Instant> {
-        self.lock().resting.values().min().copied()
+        let known = self.lock();
+        let broken = known.broken.values().map(|(end, _)| end);
+        known.resting.values().chain(broken).min().copied()
+    }
+
+    /// The queues that are to be told of at `now`, of those that have broken since this was last asked and before: one that
+    /// its guest breaks again and again waits until it is a second after the time before.
+    pub fn take_broken(&self, newer: impl IntoIterator<Item = BrokenQueue>, now: Instant) -> Vec<BrokenQueue> {
+        self.lock().broken_due(newer, now)
     }
 
     /// The failures that are to be told at `now`; a disk's newest waits until it is a second after the one before. That
@@ -149,8 +170,8 @@ impl Failures {
     }
 }
 
-/// Readable when there may be news of failures, or [of requests that are
-/// overdue](CounterRegistry::request_timeouts).
+/// Readable when there may be news of failures, [of requests that are overdue](CounterRegistry::request_timeouts), or [of
+/// queues that have broken](CounterRegistry::broken_queues).
 impl AsFd for Failures {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
@@ -193,6 +214,24 @@ impl Known {
         });
         due
     }
+
+    fn broken_due(&mut self, newer: impl IntoIterator<Item = BrokenQueue>, now: Instant) -> Vec<BrokenQueue> {
+        for BrokenQueue { export, queue, reason } in newer {
+            self.broken.entry((export, queue)).or_insert((now, None)).1 = Some(reason);
+        }
+        let mut due = Vec::new();
+        self.broken.retain(|(export, queue), (end, newest)| {
+            if *end > now {
+                return true;
+            }
+            *end = now + REST;
+            let told = newest.take().map(|reason| BrokenQueue { export: export.clone(), queue: *queue, reason });
+            let rests = told.is_some();
+            due.extend(told);
+            rests
+        });
+        due
+    }
 }
 
 impl CounterRegistry {
@@ -206,6 +245,16 @@ impl CounterRegistry {
             Some(RequestTimeout { export: id.clone(), requests, oldest })
         });
         told.collect()
+    }
+
+    /// The queues that have broken since this was last asked.
+    pub fn broken_queues(&self) -> Vec<BrokenQueue> {
+        let mut broken = Vec::new();
+        for (export, errors) in &self.read().errors {
+            let of = |(queue, reason)| BrokenQueue { export: export.clone(), queue, reason };
+            broken.extend(errors.take_broken().into_iter().map(of));
+        }
+        broken
     }
 }
 
@@ -255,6 +304,29 @@ mod tests {
         }
         assert_eq!(actions(&[], begun + 4 * REST), [Action::Stop]);
         assert_eq!(actions(&[], begun + 5 * REST), vec![], "it was told");
+    }
+
+    #[test]
+    fn of_a_queue_that_breaks_again_and_again_the_newest_reason_is_told_once_a_second_and_of_others_at_once() {
+        let failures = Failures::new().unwrap();
+        let begun = Instant::now();
+        let told = |newer: &[(usize, &str)], after: Duration| -> Vec<(usize, String)> {
+            let broken = |(queue, reason): &(usize, &str)| BrokenQueue {
+                export: "e0".to_owned(),
+                queue: *queue,
+                reason: (*reason).to_owned(),
+            };
+            let due = failures.take_broken(newer.iter().map(broken), begun + after);
+            due.into_iter().map(|BrokenQueue { queue, reason, .. }| (queue, reason)).collect()
+        };
+        let almost = REST - Duration::from_nanos(1);
+        assert_eq!(told(&[(0, "a")], Duration::ZERO), [(0, "a".to_owned())]);
+        assert_eq!(told(&[(0, "b"), (0, "c"), (1, "d")], almost), [(1, "d".to_owned())]);
+        assert_eq!(failures.due(), Some(begun + REST), "whoever tells is awake then");
+        assert_eq!(told(&[], REST), [(0, "c".to_owned())], "the newest");
+        assert_eq!(told(&[], 3 * REST), [], "they were told");
+        assert_eq!(failures.due(), None, "nothing is kept of them");
+        assert_eq!(told(&[(0, "e")], 3 * REST), [(0, "e".to_owned())]);
     }
 
     #[test]

@@ -233,14 +233,51 @@ fn an_engine_that_cannot_be_had_is_no_export_s_and_no_disk_of_one_that_is_there(
     std::thread::scope(|scope| scope.spawn(attempts).join().unwrap());
 }
 
+fn secret(keys: serde_json::Value) -> Secret {
+    Secret::from_value(keys, Typed).unwrap()
+}
+
+#[test]
+fn a_secret_is_read_when_it_is_added_and_stays_as_long_as_a_blockdev_names_it() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("key");
+    let mut daemon = daemon();
+    let missing = format!("secret 's': '{}': No such file", file.display());
+    let filed = || secret(json!({"id": "s", "file": file, "format": "base64"}));
+    refused(&mut daemon, vec![(Box::new(|d| d.add_secret(filed())), &missing)]);
+    std::fs::write(&file, "hidden").unwrap();
+    refused(&mut daemon, vec![(Box::new(|d| d.add_secret(filed())), "secret 's': it is not base64: ")]);
+    std::fs::write(&file, "d29y\nZHM=\n").unwrap();
+    daemon.add_secret(filed()).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    daemon.add_secret(secret(json!({"id": "t", "data": "other words"}))).unwrap();
+    assert_eq!(
+        daemon.config.secrets.iter().map(|s| s.bytes().unwrap()).collect::<Vec<_>>(),
+        [b"words".to_vec(), b"other words".to_vec()]
+    );
+    for (key, unused) in [("key-secret=s", "t"), ("encrypt.format=luks2,encrypt.key-secret=t", "s")] {
+        let disk =
+            format!("raw,node-name=d0,file.driver=rbd,file.pool=p,file.image=i,file.{}", key.replace(',', ",file."));
+        let (value, spelling) = keyval::read(&disk, "driver").unwrap();
+        // As if its cluster were there.
+        daemon.config.add_blockdev(Blockdev::from_value(value, spelling).unwrap()).unwrap();
+        let used = if unused == "s" { "t" } else { "s" };
+        let line = format!("object '{used}' is in use, can not be deleted");
+        refused(&mut daemon, vec![(Box::new(|d| d.remove_secret(used)), &line)]);
+        daemon.remove_secret(unused).unwrap();
+        refused(&mut daemon, vec![(Box::new(|d| d.remove_secret(unused)), &format!("object '{unused}' not found"))]);
+        daemon.add_secret(secret(json!({"id": unused, "data": "again"}))).unwrap();
+        daemon.config.blockdevs.clear();
+    }
+}
+
 #[test]
 fn no_two_objects_have_one_name_whatever_they_are() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
     let creds = |id: &str| TlsCreds::from_value(json!({"id": id, "dir": at, "verify-peer": false}), Typed).unwrap();
-    let mut config = Config::empty();
-    config.secrets = vec![Secret::from_value(json!({"id": "s", "data": ""}), Typed).unwrap()];
-    let mut daemon = Daemon::start(&config, &mut Inherited::default()).unwrap();
+    let mut daemon = daemon();
+    daemon.add_secret(secret(json!({"id": "s", "data": ""}))).unwrap();
     daemon.add_io_thread(IoThread::new("i")).unwrap();
     daemon.add_tls_creds(creds("t")).unwrap();
     for id in ["s", "i", "t"] {
@@ -248,6 +285,7 @@ fn no_two_objects_have_one_name_whatever_they_are() {
         let attempts: Vec<Attempt<'_>> = vec![
             (Box::new(|d| d.add_io_thread(IoThread::new(id))), &line),
             (Box::new(|d| d.add_tls_creds(creds(id))), &line),
+            (Box::new(|d| d.add_secret(secret(json!({"id": id, "data": "x"})))), &line),
         ];
         refused(&mut daemon, attempts);
     }
@@ -783,7 +821,7 @@ fn the_server_over_nbd_ends_while_a_thread_is_stuck_with_what_clients_use() {
 }
 
 #[test]
-fn reservations_and_credentials_in_files_that_do_not_answer_are_not_waited_for() {
+fn reservations_credentials_and_secrets_in_files_that_do_not_answer_are_not_waited_for() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
     let mut daemon = daemon();
@@ -799,16 +837,19 @@ fn reservations_and_credentials_in_files_that_do_not_answer_are_not_waited_for()
     daemon.calls.limit(Duration::from_millis(1));
     let unit = Lun { pr_file: kept.to_str().unwrap().to_owned(), ..lun(0, "d0") };
     let creds = TlsCreds::from_value(json!({"id": "t", "dir": at}), Typed).unwrap();
+    let key = secret(json!({"id": "k", "file": pipe}));
     let lines = [
         format!("export 's0': target 0, lun 0: its pr-file: '{}' does not answer", kept.display()),
         format!("tls-creds-x509 't': '{}' does not answer: credentials could not be read", at.display()),
+        format!("secret 'k': '{}' does not answer: it could not be read in 0 s", pipe.display()),
     ];
     let attempts: Vec<Attempt<'_>> = vec![
         (Box::new(|d| d.add_lun("s0", unit.clone())), &lines[0]),
         (Box::new(|d| d.add_tls_creds(creds.clone())), &lines[1]),
+        (Box::new(|d| d.add_secret(key.clone())), &lines[2]),
     ];
     refused(&mut daemon, attempts);
-    // Whoever reads it comes to an end.
+    // Those who read it come to an end.
     drop(std::fs::File::options().write(true).open(&pipe).unwrap());
 }
 

@@ -347,6 +347,10 @@ impl Control {
             tracing::warn!("{timeout}");
             self.announce(&Event::RequestTimeout(timeout));
         }
+        // The log was told where it happened.
+        for broken in self.failures.take_broken(self.registry.broken_queues(), Instant::now()) {
+            self.announce(&Event::QueueBroken(broken));
+        }
     }
 
     fn announce_stalls(&mut self) {

@@ -8,7 +8,7 @@ use egret_virtio::scsi::LunAddress;
 use serde_json::{Value, json};
 
 use crate::watchdog::Stall;
-use crate::{DiskFailure, RequestTimeout};
+use crate::{BrokenQueue, DiskFailure, RequestTimeout};
 
 /// Something that every monitor is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub enum Event {
     },
     /// A request failed in a disk's engine.
     BlockIoError(DiskFailure),
+    /// A guest has broken a queue.
+    QueueBroken(BrokenQueue),
     /// Requests take longer than they should.
     RequestTimeout(RequestTimeout),
     /// A logical unit has gone: its disk is free.
@@ -88,6 +90,13 @@ pub(super) const EVENTS: &[(&str, &str, Members, &str)] = &[
         "A logical unit has gone from the export `id`: its requests have ended and its disk is free.",
     ),
     (
+        "EGRET_QUEUE_BROKEN",
+        r#"{"id", "queue", "reason"}"#,
+        &[("id", "str"), ("queue", "int"), ("reason", "str")],
+        "The guest, or its front-end, has broken the rules of a queue of the export `id`: nothing on it is served until the \
+         driver sets it up anew. Of each queue the first time is told, and then the newest once a second.",
+    ),
+    (
         "EGRET_REQUEST_TIMEOUT",
         r#"{"id", "requests", "seconds"}"#,
         &[("id", "str"), ("requests", "int"), ("seconds", "number")],
@@ -125,6 +134,9 @@ impl Event {
             ),
             Self::LunDeleted { id, at, node_name } => {
                 ("EGRET_LUN_DELETED", json!({ "id": id, "target": at.target, "lun": at.lun, "node-name": node_name }))
+            }
+            Self::QueueBroken(BrokenQueue { export, queue, reason }) => {
+                ("EGRET_QUEUE_BROKEN", json!({ "id": export, "queue": queue, "reason": reason }))
             }
             Self::RequestTimeout(RequestTimeout { export, requests, oldest }) => {
                 let seconds = Duration::from(*oldest).as_secs_f64();

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::qmp::event::Event;
     use crate::watchdog::Stall;
-    use crate::{DiskFailure, RequestTimeout};
+    use crate::{BrokenQueue, DiskFailure, RequestTimeout};
 
     #[test]
     fn a_member_that_may_be_left_out_has_a_default_and_no_other() {
@@ -181,7 +181,7 @@ mod tests {
         let added = object("object-add-arg");
         assert_eq!(added["tag"], "qom-type");
         let cases = added["variants"].as_array().unwrap().iter().map(|variant| &variant["case"]);
-        assert_eq!(cases.collect::<Vec<_>>(), ["iothread", "throttle-group", "tls-creds-x509"]);
+        assert_eq!(cases.collect::<Vec<_>>(), ["iothread", "secret", "throttle-group", "tls-creds-x509"]);
         let limits = object("object-add-arg-limits")["members"].as_array().unwrap();
         assert!(limits.iter().any(|member| member["name"] == "iops-total-max-length"));
     }
@@ -203,6 +203,7 @@ mod tests {
             stall(true),
             stall(false),
             Event::LunDeleted { id: "e".into(), at, node_name: "d".into() },
+            Event::QueueBroken(BrokenQueue { export: "e".into(), queue: 0, reason: "r".into() }),
             Event::RequestTimeout(RequestTimeout { export: "e".into(), requests: 1, oldest: Nanos(1) }),
             Event::Shutdown { reason: "host-signal" },
         ];

@@ -47,16 +47,15 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "object-add",
         takes: Takes::ANY_OBJECT,
         returns: "{}",
-        about: "Start an I/O thread, make a group of limits, or read credentials for TLS.",
+        about: "Start an I/O thread, make a group of limits, keep a secret, or read credentials for TLS.",
         run: Run::Mutate(|context, arguments| {
             let of = arguments.get("qom-type").and_then(Value::as_str).map(str::to_owned);
-            let arguments = Value::from(arguments);
+            let (daemon, arguments) = (&mut context.daemon, Value::from(arguments));
             match of.as_deref() {
-                Some(TlsCreds::NOUN) => context.daemon.add_tls_creds(untagged(arguments, Spelling::Typed)?)?,
-                Some(ThrottleGroup::NOUN) => {
-                    context.daemon.add_throttle_group(untagged(arguments, Spelling::Typed)?)?;
-                }
-                _ => context.daemon.add_io_thread(IoThread::from_user_object(arguments, Spelling::Typed)?)?,
+                Some(Secret::NOUN) => daemon.add_secret(untagged(arguments, Spelling::Typed)?)?,
+                Some(TlsCreds::NOUN) => daemon.add_tls_creds(untagged(arguments, Spelling::Typed)?)?,
+                Some(ThrottleGroup::NOUN) => daemon.add_throttle_group(untagged(arguments, Spelling::Typed)?)?,
+                _ => daemon.add_io_thread(IoThread::from_user_object(arguments, Spelling::Typed)?)?,
             }
             Ok(nothing())
         }),
@@ -65,17 +64,17 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "object-del",
         takes: Takes::Keys(&DELETE),
         returns: "{}",
-        about: "End an I/O thread that no export runs on, or forget credentials for TLS that nobody names, or a group of \
-                limits that no blockdev is in.",
+        about: "End an I/O thread that no export runs on, or forget a secret or credentials for TLS that nobody names, or a \
+                group of limits that no blockdev is in.",
         run: Run::Mutate(|context, arguments| {
             let Delete { id } = typed(arguments)?;
-            let config = context.daemon.config();
-            if config.tls_creds.iter().any(|creds| creds.id == id) {
-                context.daemon.remove_tls_creds(&id)?;
-            } else if group(config, &id).is_some() {
-                context.daemon.remove_throttle_group(&id)?;
-            } else {
-                context.daemon.remove_io_thread(&id)?;
+            let daemon = &mut context.daemon;
+            let is_group = group(daemon.config(), &id).is_some();
+            match type_of_quiet(daemon.config(), &id) {
+                Some(Secret::NOUN) => daemon.remove_secret(&id)?,
+                Some(_) => daemon.remove_tls_creds(&id)?,
+                None if is_group => daemon.remove_throttle_group(&id)?,
+                None => daemon.remove_io_thread(&id)?,
             }
             Ok(nothing())
         }),

@@ -40,6 +40,8 @@ mod tests {
 
     #[test]
     fn the_reference_in_the_docs_is_the_table_of_commands() {
-        crate::docs::hold("qmp.md", "from the table of commands", &reference());
+        let text = reference();
+        assert!(!text.contains(&format!("{} bytes", usize::MAX)), "what has no limit has none in the reference");
+        crate::docs::hold("qmp.md", "from the table of commands", &text);
     }
 }

@@ -103,6 +103,11 @@ impl Qmp {
         }
     }
 
+    /// How many events of this name have come that nobody has waited for.
+    pub fn unheard(&self, name: &str) -> usize {
+        self.events.iter().filter(|event| event["event"] == name).count()
+    }
+
     /// Sends bytes that need not be a message.
     pub fn send(&mut self, bytes: &[u8]) {
         self.stream.get_mut().write_all(bytes).expect("the daemon reads");

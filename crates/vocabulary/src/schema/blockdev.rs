@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::Problem;
-use super::key::{Foreign, Harmless, Shape, ValueType};
+use super::key::{Foreign, Harmless, Key, Shape, ValueType};
 use super::nbd_client::{self, Nbd};
 use super::object::{object, with_defaults};
 use super::rbd::Rbd;
@@ -147,7 +147,7 @@ options! {
         image: Child, ValueType::Child(LONGEST_NODE_NAME, || &SHAPE);
         /// Errors to inject (`inject-error.0.event=none,inject-error.0.iotype=write,inject-error.0.errno=28`).
         inject_error: Vec<InjectError>, ValueType::List(&INJECT_ERROR), unset "none";
-        /// Changes of the state (`set-state.0.event=flush_to_disk,set-state.0.new-state=2`), which is 1 at first.
+        /// Changes of the state (`set-state.0.event=flush_to_disk,set-state.0.new_state=2`), which is 1 at first.
         set_state: Vec<SetState>, ValueType::List(&SET_STATE), unset "none";
     }
 }
@@ -173,22 +173,39 @@ options! {
     }
 }
 
-options! {
-    /// A change of the state.
-    #[derive(Copy)]
-    pub struct SetState {
-        /// What brings it about.
-        #[serde(with = "as_word")]
-        event: DebugEvent, ValueType::Word(words::<DebugEvent>);
-        /// The state in which it does; 0 is any.
-        state: Option<u32>, ValueType::Number(0, u32::MAX as u64, ""), unset "any";
-        /// The state from then on.
-        new_state: u32, ValueType::Number(0, u32::MAX as u64, "");
-    }
+/// A change of the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetState {
+    /// What brings it about.
+    #[serde(with = "as_word")]
+    pub event: DebugEvent,
+    /// The state in which it does; 0 is any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<u32>,
+    /// The state from then on.
+    pub new_state: u32,
 }
 
-static INJECT_ERROR: Shape = Shape::of(InjectError::KEYS);
+static INJECT_ERROR: Shape = Shape {
+    keys: InjectError::KEYS,
+    variants: None,
+    foreign: &[Foreign {
+        name: "immediately",
+        harmless: Harmless::Off,
+        because: "an injected error never comes within the submission",
+    }],
+};
 static SET_STATE: Shape = Shape::of(SetState::KEYS);
+
+impl SetState {
+    /// Its keys. `options!` would spell the last with `-`, and QEMU does not.
+    pub const KEYS: &'static [Key] = &[
+        Key::needed("event", ValueType::Word(words::<DebugEvent>), "What brings it about."),
+        Key::optional("state", Self::STATE, &"any", "The state in which it does; 0 is any."),
+        Key::needed("new_state", Self::STATE, "The state from then on."),
+    ];
+    const STATE: ValueType = ValueType::Number(0, u32::MAX as u64, "");
+}
 
 impl Driver {
     /// The blockdev below, and the key that says which it is; `None` for a disk of its own.

@@ -102,10 +102,6 @@ impl IoThread {
         let error = |problem| ObjectError { subject: id.unwrap_or_else(|| "object without id".to_owned()), problem };
         match value.as_object_mut().and_then(|object| object.remove("qom-type")) {
             Some(kind) if kind == Self::NOUN => Self::from_value(value, spelling),
-            Some(kind) if kind == Secret::NOUN => {
-                let line = "secrets are given when the daemon starts, by --object or in its configuration file";
-                Err(error(Problem::Together(line.to_owned())))
-            }
             Some(kind) if FOREIGN_CREDENTIALS.iter().any(|foreign| kind == *foreign) => Err(error(Problem::NotDone {
                 what: format!("qom-type {kind}").replace('"', "'"),
                 because: "the TLS library that Egret has (rustls) knows certificates alone; use tls-creds-x509"

@@ -203,6 +203,7 @@ impl fmt::Display for ValueType {
             Self::Words(words) => write!(f, "a list of {}", one_of(&words())),
             Self::Settings => f.write_str("names with their values"),
             Self::Text(0, usize::MAX) => f.write_str("text"),
+            Self::Text(_, usize::MAX) => f.write_str("text that is not empty"),
             Self::Text(0, most) | Self::Hidden(0, most) => write!(f, "text of at most {most} bytes"),
             Self::Text(_, most) | Self::Hidden(_, most) => write!(f, "text of 1..={most} bytes"),
             Self::Mode => f.write_str("octal permissions (0600)"),

@@ -75,6 +75,7 @@ static SERVER: Shape = Shape {
         Foreign { name: "tight", harmless: Harmless::Any, because: "it concerns abstract addresses" },
         Foreign { name: "numeric", harmless: Harmless::Any, because: "host and port are taken as they are" },
         Foreign { name: "keep-alive", harmless: Harmless::On, because: "it is always on" },
+        Foreign { name: "to", harmless: Harmless::Any, because: "it concerns those who listen" },
         Foreign { name: "ipv4", harmless: Harmless::Any, because: "host says it: 127.0.0.1, or ::1" },
         Foreign { name: "ipv6", harmless: Harmless::Any, because: "host says it: 127.0.0.1, or ::1" },
         Foreign { name: "mptcp", harmless: Harmless::Off, because: "plain TCP is spoken" },

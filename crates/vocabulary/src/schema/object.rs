@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{IoThread, ObjectError, Problem, Shape, Spelling, ThrottleGroup, TlsCreds, Variants};
+use super::{IoThread, ObjectError, Problem, Secret, Shape, Spelling, ThrottleGroup, TlsCreds, Variants};
 
 /// A kind of object.
 pub trait Object: Sized {
@@ -42,6 +42,7 @@ pub static OBJECT: Shape = Shape {
         about: "What the object is.",
         of: &[
             (IoThread::NOUN, IoThread::KEYS),
+            (Secret::NOUN, Secret::KEYS),
             (ThrottleGroup::NOUN, ThrottleGroup::KEYS),
             (TlsCreds::NOUN, TlsCreds::KEYS),
         ],

@@ -6,7 +6,7 @@ use egret_disk::Locking;
 
 use super::Problem;
 use super::blockdev::LONGEST_PATH;
-use super::key::{Shape, ValueType};
+use super::key::{Foreign, Harmless, Shape, ValueType};
 use super::words::{as_word, words};
 use crate::{choices, options};
 
@@ -90,7 +90,15 @@ choices! {
 }
 
 static SERVER: Shape = Shape::of(MonitorAddress::KEYS);
-static ENCRYPT: Shape = Shape::of(Encrypt::KEYS);
+static ENCRYPT: Shape = Shape {
+    keys: Encrypt::KEYS,
+    variants: None,
+    foreign: &[Foreign {
+        name: "parent",
+        harmless: Harmless::No,
+        because: "an image has one format and one passphrase",
+    }],
+};
 
 impl Rbd {
     /// The secrets that it names, and the keys that name them.

@@ -1,9 +1,15 @@
 //! The `secret` object: keys and passphrases, by a name.
 
-use super::Problem;
+use std::fs::File;
+use std::io::{self, Read as _};
+
 use super::key::{Foreign, Harmless, Shape, ValueType};
 use super::object::object;
+use super::{Object as _, ObjectError, Problem};
 use crate::{choices, options};
+
+/// The longest, in bytes, as it is written: a file may have no end.
+const LONGEST: usize = 65_536;
 
 options! {
     /// A key or a passphrase, by a name.
@@ -11,9 +17,9 @@ options! {
     pub struct Secret {
         /// Name of the object.
         id: String, ValueType::Name(usize::MAX);
-        /// The secret itself: whoever sees the command line sees it.
-        data: Option<String>, ValueType::Hidden(0, 65_536), unset "file's";
-        /// Path of a file that holds it.
+        /// The secret itself: whoever sees the command line, or what a monitor is sent, sees it.
+        data: Option<String>, ValueType::Hidden(0, LONGEST), unset "file's";
+        /// Path of a file that holds it, in at most 65536 bytes. It is read once: when the daemon starts, or by object-add.
         file: Option<String>, ValueType::Text(1, super::blockdev::LONGEST_PATH), unset "data";
         /// Whether it is written as it is, or in base64.
         format: Option<SecretFormat>, ValueType::Word(SecretFormat::words), unset "raw";
@@ -55,6 +61,15 @@ impl Secret {
         Ok(())
     }
 
+    /// Itself, with what is in its file read, so that nobody needs the file any more.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes).
+    pub fn read(self) -> Result<Self, ObjectError> {
+        let text = self.base64().map_err(|why| self.error(Problem::Together(why)))?;
+        Ok(Self { id: self.id, data: Some(text), file: None, format: Some(SecretFormat::Base64) })
+    }
+
     /// What it holds. Reads its file.
     ///
     /// # Errors
@@ -63,7 +78,7 @@ impl Secret {
         let Self { id: _, data, file, format } = self;
         let bytes = match (data, file) {
             (Some(data), _) => data.clone().into_bytes(),
-            (None, Some(file)) => std::fs::read(file).map_err(|e| format!("'{file}': {e}"))?,
+            (None, Some(file)) => read_file(file).map_err(|e| format!("'{file}': {e}"))?,
             (None, None) => Vec::new(),
         };
         match format {
@@ -81,6 +96,15 @@ impl Secret {
     /// As [`bytes`](Self::bytes).
     pub fn base64(&self) -> Result<String, String> {
         self.bytes().map(|bytes| data_encoding::BASE64.encode(&bytes))
+    }
+}
+
+fn read_file(path: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(LONGEST as u64 + 1).read_to_end(&mut bytes)?;
+    match bytes.len() <= LONGEST {
+        true => Ok(bytes),
+        false => Err(io::Error::other(format!("it has more than {LONGEST} bytes"))),
     }
 }
 
@@ -104,8 +128,16 @@ mod tests {
         std::fs::write(&file, "d29y\nZHM=\n").unwrap();
         let filed = read(&format!("secret,id=s,format=base64,file={}", file.display())).unwrap();
         assert_eq!(filed.bytes().unwrap(), b"words");
+        let kept = filed.clone().read().unwrap();
         std::fs::remove_file(file).unwrap();
+        assert_eq!((kept.bytes().unwrap(), kept.file), (b"words".to_vec(), None));
         assert!(filed.bytes().unwrap_err().ends_with("No such file or directory (os error 2)"));
+    }
+
+    #[test]
+    fn of_a_file_without_an_end_no_more_is_read_than_a_secret_may_have() {
+        let line = read("secret,id=s,file=/dev/zero").unwrap().read().unwrap_err().to_string();
+        assert_eq!(line, "secret 's': '/dev/zero': it has more than 65536 bytes");
     }
 
     #[test]

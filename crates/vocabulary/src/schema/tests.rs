@@ -35,7 +35,7 @@ images-per-cluster-handle=2,settings.rbd_cache=false",
     "raw,node-name=r0,file=d0",
     "blkdebug,node-name=b0,image=d0,inject-error.0.event=write_aio,inject-error.0.state=2,inject-error.0.iotype=write-zeroes,\
      inject-error.0.errno=28,inject-error.0.sector=7,inject-error.0.once=on,inject-error.1.event=none,\
-     set-state.0.event=flush_to_os,set-state.0.state=1,set-state.0.new-state=2",
+     set-state.0.event=flush_to_os,set-state.0.state=1,set-state.0.new_state=2",
     "nbd,node-name=n1,server.type=unix,server.path=/n,export=e,tls-creds=t,tls-hostname=h,reconnect-delay=30,open-timeout=5",
     "nbd,node-name=n2,server.type=inet,server.host=h,server.port=10809",
     "throttle,node-name=t0,throttle-group=g,file=d0",
@@ -316,6 +316,14 @@ fn what_qemu_has_and_we_have_not_is_said_to_be_so_unless_it_changes_nothing() {
         assert!(error::<Blockdev>(&of(4096)).contains(&format!("{limit}=4096 is QEMU's and not done here")));
         read::<Blockdev>(&of(0)).unwrap();
     }
+    let injected = |more: &str| format!("blkdebug,node-name=d,image=x,inject-error.0.event=none,inject-error.0.{more}");
+    assert_eq!(
+        error::<Blockdev>(&injected("immediately=on")),
+        "blockdev 'd': inject-error.0.immediately=on is QEMU's and not done here: an injected error never comes within the submission"
+    );
+    read::<Blockdev>(&injected("immediately=off")).unwrap();
+    let parent = "rbd,node-name=d,pool=p,image=i,encrypt.format=luks,encrypt.key-secret=s,encrypt.parent.format=luks";
+    assert!(error::<Blockdev>(parent).contains("encrypt.parent=") && error::<Blockdev>(parent).contains("is QEMU's"));
     for list in ["take-child-perms", "unshare-child-perms"] {
         let error = error::<Blockdev>(&format!("blkdebug,node-name=d,image=x,{list}.0=write"));
         assert!(error.contains(&format!("{list}=")) && error.contains("is QEMU's and not done here"), "{error}");
