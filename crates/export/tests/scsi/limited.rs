@@ -266,6 +266,22 @@ fn what_one_disk_has_made_up_for_stands_in_for_nothing_that_another_owes() {
 }
 
 #[test]
+fn what_drains_have_let_go_past_the_limits_of_a_group_counts_together_whichever_of_its_disks_it_was_for() {
+    let io = IoThread::start();
+    let [first, late] = [(); 2].map(|()| limited());
+    late.set_throttle_group(first.throttle_group().as_ref());
+    let (ours, export) = listening(&io, first);
+    add_late(&export, late).unwrap();
+    let mut machine = Machine::boot(ours, Layout::Split);
+    for (at, runs) in [(FIRST, true), (LATE, false)] {
+        read(&mut machine, &export, at);
+        stop_and_go_on(&mut machine);
+        reap(&mut machine);
+        assert_eq!(export.has_running_queues(), runs, "{at:?}");
+    }
+}
+
+#[test]
 fn a_command_of_many_operations_ends_between_two_of_them_when_its_ring_stops_and_may_be_tried_again() {
     // All of the disk.
     const VERIFY: [u8; 16] = [0x8f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0];
