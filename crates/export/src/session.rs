@@ -329,7 +329,9 @@ impl<'a> Session<'a> {
         };
         self.stop_queues(index as usize..index as usize + 1, leave);
         // Whether the guest is paused, reset, saved or moved is not told; a front-end that asked for more knows of the record.
-        if leave == Leave::Nothing && self.vrings[index as usize].has_left() {
+        // What a queue without disks has left are functions, which wait for other queues.
+        let is_diskless = index < self.device.diskless_queues().into();
+        if leave == Leave::Nothing && !is_diskless && self.vrings[index as usize].has_left() {
             self.shared.log().warn(format_args!(
                 "queue {index} stops with requests that wait because a disk failed, and only its in-flight record has \
                  them: a guest that is saved or moved now would wait for them for ever"
