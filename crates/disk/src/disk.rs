@@ -185,7 +185,7 @@ impl Disk {
         synced.map_err(io::Error::from)
     }
 
-    fn ignores_flushes(&self) -> bool {
+    pub(crate) fn ignores_flushes(&self) -> bool {
         self.options.read_only || self.options.no_flush
     }
 
@@ -197,12 +197,11 @@ impl Disk {
     /// The same where no guest has asked, and none is told.
     fn sync_unasked(&self) -> Result<(), Errno> {
         self.settle()?;
-        let is_remote = matches!(self.backing, Backing::Remote(_));
-        if !self.may_be_cached() && !is_remote {
-            return self.sync_once().map_err(|e| e.errno);
+        if matches!(self.backing, Backing::Remote(_)) || self.may_be_cached() {
+            // Before anybody can see that there is a loss.
+            return self.syncs.run(|| self.sync_once().inspect_err(|_| self.keep_untold()));
         }
-        // Before anybody can see that there is a loss.
-        self.syncs.run(|| self.sync_once().inspect_err(|_| self.keep_untold()))
+        self.sync_once().map_err(|e| e.errno)
     }
 
     /// The same, whatever was lost before.

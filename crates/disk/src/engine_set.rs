@@ -251,7 +251,7 @@ impl EngineSet {
         self.give(kind, job);
     }
 
-    /// Ends what is to make something stable, of a disk that has lost writes.
+    /// Ends a flush of a disk that has lost writes.
     #[cold]
     fn refuse(&mut self, mut job: Box<Job>, errno: Errno) {
         self.counters.answered.add(1);
@@ -419,8 +419,21 @@ impl Backend for EngineSet {
                 done(Ended { completion: completion(job, spare), failed });
             };
             if !kind.runs_in_kernel() {
-                engine.reap(now, &mut |job| {
-                    if job.settles && job.result.is_ok() { refused.push(job) } else { end(slots, job) }
+                let is_remote = matches!(kind, EngineKind::Remote(_));
+                engine.reap(now, &mut |mut job| {
+                    if job.settles && job.result.is_ok() {
+                        return refused.push(job);
+                    }
+                    // It is done, and stable. But its guest may never flush, and is to be told what is lost.
+                    if is_remote
+                        && job.is_to_be_stable
+                        && job.result.is_ok()
+                        && let Some(Attached { disk, .. }) = &slots[job.slot as usize]
+                        && !disk.ignores_flushes()
+                    {
+                        job.result = disk.tell_loss();
+                    }
+                    end(slots, job);
                 });
                 continue;
             }

@@ -22,7 +22,7 @@ const LOOK: u64 = 64 << 10;
 pub(crate) enum Verdict {
     /// None: the request has this result already.
     Answered(Result<(), Errno>),
-    /// None: it is to make something stable, of a disk that has lost writes, and fails as if the disk had been asked.
+    /// None: it is a flush of a disk that has lost writes, and fails as if the disk had been asked.
     Lost(Errno),
     /// The disk's engine.
     Engine,
@@ -90,27 +90,18 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
 /// The same for a remote disk, whose engine runs whatever there is to run.
 fn remote(disk: &Disk, Job { request, settles, is_to_be_stable, .. }: &mut Job) -> Verdict {
     let options = &disk.options;
-    let ignores_flushes = options.no_flush || options.read_only;
-    let is_flush = request.op == Op::Flush;
-    let makes_stable = match request.op {
-        Op::Flush => true,
-        Op::Write { fua } | Op::WriteZeroes { fua, .. } => fua && request.len > 0,
-        Op::Read | Op::Discard => false,
-    };
-    if makes_stable && !ignores_flushes {
-        // Asked once: who waits for what the disk before has left behind is a worker.
-        let is_owed = disk.is_owed();
-        if is_owed && is_flush {
+    let runs = match &mut request.op {
+        Op::Flush if disk.ignores_flushes() => false,
+        // Who waits for what the disk before has left behind is a worker.
+        Op::Flush if disk.is_owed() => {
             *settles = true;
             return Verdict::Worker;
         }
         // It may have lost something since it was attached, perhaps where there are no workers.
-        if !is_owed && let Err(errno) = disk.sync_predecessor() {
-            return Verdict::Lost(errno);
-        }
-    }
-    let runs = match &mut request.op {
-        Op::Flush => !ignores_flushes,
+        Op::Flush => match disk.tell_loss() {
+            Ok(()) => true,
+            Err(errno) => return Verdict::Lost(errno),
+        },
         _ if request.len == 0 => false,
         Op::Read => true,
         Op::Write { fua } => {

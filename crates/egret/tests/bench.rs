@@ -1007,10 +1007,14 @@ fn a_second_run_is_measured_at_the_first_ones_rates_where_that_is_asked_for() {
     assert_eq!((offered(&second), second.peaks.len()), (offered(&first), 1));
     assert_ne!(first.cells[0], second.cells[0], "its own peak is another");
     // It goes on as it was begun.
+    let seeds = [second.seed, second.seed + 1].map(|seed| format!("--seed={seed}"));
+    let [its_seed, another] = seeds.each_ref().map(|seed| [&at_its_rates[..], &[seed.as_str()]].concat());
     succeeded(&lab.command(&at_its_rates).output().unwrap());
+    succeeded(&lab.command(&its_seed).output().unwrap());
     let complains = |words: &[&str]| complaint(lab.command(words));
-    let said = complains(&at_its_rates[..3]);
-    assert!(said.ends_with("holds a run of something else; --resume continues it as it was"), "{said}");
+    for said in [complains(&at_its_rates[..3]), complains(&another)] {
+        assert!(said.ends_with("holds a run of something else; --resume continues it as it was"), "{said}");
+    }
 
     let new = lab.scratch.image_path("new").display().to_string();
     let said = complains(&[&plan, "--output", &new, "--rates-of", "nowhere"]);

@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::{io, mem};
 
-use egret_disk::{Active, Debt, Disk, OpenError};
+use egret_disk::{Active, Debt, Disk, OpenError, ThrottleGroup};
 use egret_event_loop::{Leaving, LoopHandle, SourceId};
 use egret_virtio::{Device, DiskKey};
 use egret_vring::memory::{GuestMemory, MemoryRules};
@@ -79,9 +79,10 @@ pub(crate) struct Queues {
     drains: Vec<Vec<Drains>>,
 }
 
-/// Of a queue's drains that have let go what a disk's limits had no room for: how much that had owed by then, ever.
+/// Of a queue's drains that have let go what a group's limits had no room for: how much the device's disks of that group had
+/// owed by then, ever.
 struct Drains {
-    of: Weak<Disk>,
+    of: Weak<ThrottleGroup>,
     last: u64,
     before: u64,
 }
@@ -128,6 +129,20 @@ impl Queues {
     /// The device's disks, with their keys.
     pub(crate) fn disks_by_key(&self) -> impl Iterator<Item = (DiskKey, &Arc<Disk>)> {
         (0..).map(DiskKey).zip(&self.disks).filter_map(|(key, disk)| Some((key, disk.as_ref()?)))
+    }
+
+    /// What drains of the device's disks have let go past the limits of each group.
+    fn debts(&self) -> Vec<(Weak<ThrottleGroup>, Debt)> {
+        let mut debts: Vec<(Weak<ThrottleGroup>, Debt)> = Vec::new();
+        for disk in self.disks.iter().flatten() {
+            let Debt { owed, made_up } = disk.limits_debt();
+            let Some(group) = disk.throttle_group().filter(|_| owed + made_up > 0) else { continue };
+            match debts.iter_mut().find(|(of, _)| of.as_ptr() == Arc::as_ptr(&group)) {
+                Some((_, debt)) => *debt = Debt { owed: debt.owed + owed, made_up: debt.made_up + made_up },
+                None => debts.push((Arc::downgrade(&group), Debt { owed, made_up })),
+            }
+        }
+        debts
     }
 
     pub(crate) fn has_running(&self) -> bool {
@@ -342,18 +357,14 @@ impl Shared {
         }
     }
 
-    /// What drains have let go past the limits of each disk, ever, for [`note_drain`](Self::note_drain).
-    pub(crate) fn let_go(&self) -> Vec<(Weak<Disk>, u64)> {
-        let queues = lock(&self.queues);
-        let let_go = queues.disks.iter().flatten().map(|disk| {
-            let Debt { owed, made_up } = disk.limits_debt();
-            (Arc::downgrade(disk), owed + made_up)
-        });
-        let_go.filter(|(_, let_go)| *let_go > 0).collect()
+    /// What drains have let go past the limits of each group, ever, for [`note_drain`](Self::note_drain).
+    pub(crate) fn let_go(&self) -> Vec<(Weak<ThrottleGroup>, u64)> {
+        let debts = lock(&self.queues).debts();
+        debts.into_iter().map(|(of, Debt { owed, made_up })| (of, owed + made_up)).collect()
     }
 
     /// Some queues have been drained, before which as much had been [let go](Self::let_go).
-    pub(crate) fn note_drain(&self, drained: &[usize], before: &[(Weak<Disk>, u64)]) {
+    pub(crate) fn note_drain(&self, drained: &[usize], before: &[(Weak<ThrottleGroup>, u64)]) {
         let mut let_go = self.let_go();
         let_go.retain(|(of, let_go)| !before.iter().any(|(other, before)| other.ptr_eq(of) && before >= let_go));
         let mut queues = lock(&self.queues);
@@ -361,8 +372,6 @@ impl Shared {
             for &queue in drained {
                 let drains = &mut queues.drains[queue];
                 match drains.iter_mut().find(|drains| drains.of.ptr_eq(&of)) {
-                    // Its disk is the device's twice.
-                    Some(drains) if drains.last == let_go => {}
                     Some(Drains { last, before, .. }) => *before = mem::replace(last, let_go),
                     None => {
                         drains.retain(|drains| drains.of.strong_count() > 0);
@@ -373,15 +382,20 @@ impl Shared {
         }
     }
 
-    /// Whether a queue may not be started: what its drains let go past a disk's limits has not been made up for. The last one's
+    /// Whether a queue may not be started: what its drains let go past a group's limits has not been made up for. The last one's
     /// does not count: who stops and starts once is not to wait, because others of its disks owe nothing.
     pub(crate) fn owes_limits(&self, queue: usize) -> bool {
         let queues = lock(&self.queues);
-        let disk = |of: &Weak<Disk>| queues.disks.iter().flatten().find(|disk| Arc::as_ptr(disk) == of.as_ptr());
-        queues.drains[queue].iter().any(|Drains { of, before, .. }| {
-            let Debt { owed, made_up } = disk(of).map(|disk| disk.limits_debt()).unwrap_or_default();
-            // The disk may be in another group, and what it had let go nobody knows then.
-            owed > 0 && made_up < *before && *before <= owed + made_up
+        let drains = &queues.drains[queue];
+        // As of nearly every queue: its disks need not be asked.
+        if drains.iter().all(|drains| drains.before == 0) {
+            return false;
+        }
+        let debts = queues.debts();
+        drains.iter().any(|Drains { of, before, .. }| {
+            // Disks may be in another group, and what they had let go nobody knows then.
+            let owes = |Debt { owed, made_up }: Debt| owed > 0 && made_up < *before && *before <= owed + made_up;
+            debts.iter().any(|(other, debt)| other.ptr_eq(of) && owes(*debt))
         })
     }
 

@@ -11,7 +11,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use egret_disk::{LOCK_PATIENCE, LOOK_AGAIN};
-use egret_event_loop::Leaving;
 use egret_virtio::{Device, EVENT_IDX, RING_PACKED};
 use egret_vring::memory::{DirtyLog, GuestMemory, Region};
 use egret_vring::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Record};
@@ -333,7 +332,9 @@ impl<'a> Session<'a> {
         };
         self.stop_queues(index as usize..index as usize + 1, leave);
         // Whether the guest is paused, reset, saved or moved is not told; a front-end that asked for more knows of the record.
-        if leave == Leave::Nothing && self.vrings[index as usize].has_left() {
+        // What a queue without disks has left are functions, which wait for other queues.
+        let is_diskless = index < self.device.diskless_queues().into();
+        if leave == Leave::Nothing && !is_diskless && self.vrings[index as usize].has_left() {
             self.shared.log().warn(format_args!(
                 "queue {index} stops with requests that wait because a disk failed, and only its in-flight record has \
                  them: a guest that is saved or moved now would wait for them for ever"
@@ -543,22 +544,19 @@ impl<'a> Session<'a> {
 
     /// Stops some queues: all drain side by side.
     fn stop_queues(&mut self, which: Range<usize>, leave: Leave) {
-        let let_go = self.shared.let_go();
-        let mut draining: Vec<(usize, Leaving<Worker>)> = Vec::new();
-        for index in which {
-            if self.vrings[index].pause() {
-                draining.push((index, self.shared.stop(index, leave)));
+        let drained: Vec<usize> = which.filter(|&index| self.vrings[index].pause()).collect();
+        if !drained.is_empty() {
+            let let_go = self.shared.let_go();
+            let draining: Vec<_> = drained.iter().map(|&index| (index, self.shared.stop(index, leave))).collect();
+            // Those with functions come last: functions wait for the other queues, where a move that failed has left some whose
+            // workers have to be dropped first.
+            for (index, leaving) in draining.into_iter().rev() {
+                let at_rest = leaving.wait().and_then(Worker::into_queue).map(QueueWorker::into_rest);
+                self.shared.has_stopped();
+                at_rest.into_iter().for_each(|at_rest| self.vrings[index].come_to_rest(at_rest));
             }
+            self.shared.note_drain(&drained, &let_go);
         }
-        let drained: Vec<usize> = draining.iter().map(|(index, _)| *index).collect();
-        // Those with functions come last: functions wait for the other queues, where a move that failed has left some whose
-        // workers have to be dropped first.
-        for (index, leaving) in draining.into_iter().rev() {
-            let at_rest = leaving.wait().and_then(Worker::into_queue).map(QueueWorker::into_rest);
-            self.shared.has_stopped();
-            at_rest.into_iter().for_each(|at_rest| self.vrings[index].come_to_rest(at_rest));
-        }
-        self.shared.note_drain(&drained, &let_go);
         self.settle();
     }
 

@@ -326,15 +326,13 @@ impl Shared {
     fn flush_idle(&self, idle: Option<Connection>, deadline: Instant) -> Result<(), FlushError> {
         let connection = self.flush_over(idle, deadline)?;
         let mut state = self.state();
-        // No flush over this one is for what was written over the one that an engine has.
-        let is_apart = !state.engines.is_empty() && !self.takes_several(&connection.export);
         if state.engines.is_empty() && self.accept_in(&mut state, &connection.export).is_ok() {
             state.idle = Some(connection);
         } else {
             drop(state);
             connection.close();
         }
-        if is_apart { Err(FlushError::again(Errno::IO)) } else { Ok(()) }
+        Ok(())
     }
 
     /// Flushes over a connection that is there, or, where there is none or it is gone, over another: as an engine does that has
@@ -342,8 +340,12 @@ impl Shared {
     fn flush_over(&self, mut idle: Option<Connection>, deadline: Instant) -> Result<Connection, FlushError> {
         loop {
             let is_last = idle.is_none();
-            let made = idle.take().map_or_else(|| Connection::make(&self.target, &self.stop), Ok);
-            let mut connection = made.map_err(|_| FlushError::again(Errno::IO))?;
+            let connection = idle.take().or_else(|| self.make_another());
+            let mut connection = connection.ok_or(FlushError::again(Errno::IO))?;
+            // Who cannot flush has nothing to flush.
+            if !connection.export.has(export_flag::SEND_FLUSH) {
+                return Ok(connection);
+            }
             match connection.flush(deadline, &self.stop) {
                 Ok(Ok(())) => return Ok(connection),
                 // A server that is about to end has not looked.
@@ -352,6 +354,21 @@ impl Shared {
                 _ => {}
             }
         }
+    }
+
+    /// Another connection in the place of one that is gone, over which a flush is for what was written: to an export that can go
+    /// on as the one that there was.
+    fn make_another(&self) -> Option<Connection> {
+        let made = Connection::make(&self.target, &self.stop).ok()?;
+        let mut state = self.state();
+        // No flush over this one is for what was written over the one that an engine has.
+        let is_apart = !state.engines.is_empty() && !self.takes_several(&made.export);
+        if !is_apart && self.accept_in(&mut state, &made.export).is_ok() {
+            return Some(made);
+        }
+        drop(state);
+        made.close();
+        None
     }
 
     /// Something was changed that is to be made stable.

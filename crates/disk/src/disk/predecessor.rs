@@ -114,10 +114,14 @@ impl Disk {
         self.predecessor.is_owed.load(Ordering::Acquire)
     }
 
-    /// Makes stable what the disk before has left behind, for a guest that has something made stable here, and says whether
-    /// anything is lost. Does not wait where nothing [is owed](Self::is_owed).
+    /// Makes stable what the disk before has left behind, for a guest that flushes this one, and says whether anything is lost.
     pub(crate) fn sync_predecessor(&self) -> Result<(), Errno> {
         self.told(self.settle())
+    }
+
+    /// Says whether anything is known to be lost, to a guest that has something made stable here. Does not wait.
+    pub(crate) fn tell_loss(&self) -> Result<(), Errno> {
+        self.told(self.known_loss())
     }
 
     /// What a guest is told of is known.
@@ -136,6 +140,10 @@ impl Disk {
     /// Makes stable what the disk before has left behind; no guest has asked.
     pub(super) fn settle(&self) -> Result<(), Errno> {
         self.settle_owed()?;
+        self.known_loss()
+    }
+
+    fn known_loss(&self) -> Result<(), Errno> {
         self.syncs.lost().map_or(Ok(()), Err)
     }
 

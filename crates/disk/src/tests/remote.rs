@@ -585,6 +585,7 @@ fn what_a_remote_disk_has_lost_is_told_to_the_guest_that_has_it_already_and_lift
 fn what_a_remote_disk_has_lost_is_told_to_a_guest_that_never_flushes_by_what_is_to_be_stable() {
     for op in [Op::Write { fua: true }, Op::WriteZeroes { unmap: false, fua: true }] {
         let (options, seen) = vector(512);
+        seen.lock().unwrap().bytes[..512].fill(7);
         let mut rig = Rig::new(&options);
         (seen.lock().unwrap().failing, seen.lock().unwrap().loses) = (1, true);
         rig.disk.flush().unwrap_err();
@@ -594,7 +595,11 @@ fn what_a_remote_disk_has_lost_is_told_to_a_guest_that_never_flushes_by_what_is_
         assert!(rig.disk.loss().is_some_and(|loss| loss.is_untold()));
         let token = rig.push(op, 0, 512, memory(op));
         assert_eq!(rig.finish(token).0, Err(Errno::IO));
-        assert!(seen.lock().unwrap().jobs.is_empty() && rig.requests_of("threads") == 0, "nobody is asked");
+        let jobs = seen.lock().unwrap().jobs.clone();
+        let bytes = seen.lock().unwrap().bytes[..512].to_vec();
+        assert_eq!((jobs, rig.requests_of("threads")), (vec![(op, 0, 512)], 0));
+        let written = if memory(op).is_some() { 0xee } else { 0 };
+        assert_eq!(bytes, [written; 512], "it is done, for who ignores that it failed");
         assert_eq!(rig.failed.iter().map(|failed| failed.op).collect::<Vec<_>>(), [op]);
         assert_eq!(rig.write(0, &[7; 512]), Ok(()), "nobody asks for that to be stable");
         // The guest was told.
@@ -605,6 +610,18 @@ fn what_a_remote_disk_has_lost_is_told_to_a_guest_that_never_flushes_by_what_is_
         let token = rig.push(op, 0, 512, memory(op));
         assert_eq!(rig.finish(token).0, Ok(()));
     }
+}
+
+#[test]
+fn what_a_remote_disk_has_lost_is_told_to_nobody_whose_flushes_are_ignored() {
+    let (options, seen) = vector(512);
+    let mut rig = Rig::new(&Options { no_flush: true, ..options });
+    (seen.lock().unwrap().failing, seen.lock().unwrap().loses) = (1, true);
+    rig.disk.write_out().unwrap_err();
+    let token = rig.push(Op::Write { fua: true }, 0, 512, Some(Memory::new(512, 0)));
+    assert_eq!(rig.finish(token).0, Ok(()));
+    assert_eq!(rig.run(Op::Flush, 0, 0), Ok(()));
+    assert!(rig.disk.loss().is_some_and(|loss| loss.is_untold()));
 }
 
 #[test]

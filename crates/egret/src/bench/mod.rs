@@ -155,7 +155,8 @@ fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
             // Its disk was preconditioned, and is not again.
             let mut again = plan.clone();
             again.disk.preconditioned |= asked.precondition;
-            if before.plan != again || before.only != asked.only || before.peaks != peaks {
+            let is_of_another_seed = asked.seed.is_some_and(|seed| seed != before.seed);
+            if before.plan != again || before.only != asked.only || before.peaks != peaks || is_of_another_seed {
                 bail!("{} holds a run of something else; --resume continues it as it was", directory.display());
             }
             ended(resume(asked, &directory)?);

@@ -4,17 +4,21 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use egret_disk::{Debt, Disk, Driver, Limit, Limits, Options, Rates, ThrottleGroup};
 use egret_event_loop::Nanos;
 use egret_export::Export;
 use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
+use egret_vring::ring::InflightConfig;
 
 use crate::machine::*;
 use crate::peer::{
-    ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_VRING_ENABLE, await_that, longs, words,
+    ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_INFLIGHT_FD, SET_VRING_ENABLE, await_that,
+    longs, words,
 };
+use crate::stopped::{lines, record_lines};
 use crate::waiting::{ELSEWHERE, Sent, ask, response, two_threads, written};
 
 const BLOCK: u64 = 512;
@@ -263,6 +267,57 @@ fn what_one_disk_has_made_up_for_stands_in_for_nothing_that_another_owes() {
         !export.has_running_queues()
     });
     assert_eq!(in_vain, Some(1));
+}
+
+#[test]
+fn what_drains_have_let_go_past_the_limits_of_a_group_counts_together_whichever_of_its_disks_it_was_for() {
+    let io = IoThread::start();
+    let [first, late] = [(); 2].map(|()| limited());
+    late.set_throttle_group(first.throttle_group().as_ref());
+    let (ours, export) = listening(&io, first);
+    add_late(&export, late).unwrap();
+    let mut machine = Machine::boot(ours, Layout::Split);
+    for (at, runs) in [(FIRST, true), (LATE, false)] {
+        read(&mut machine, &export, at);
+        stop_and_go_on(&mut machine);
+        reap(&mut machine);
+        assert_eq!(export.has_running_queues(), runs, "{at:?}");
+    }
+}
+
+#[test]
+fn functions_that_a_queue_has_left_are_not_said_to_wait_because_a_disk_failed() {
+    record_lines();
+    let io = two_threads();
+    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, disk(Nanos::ZERO));
+    add_late(&export, limited()).unwrap();
+    let mut machine = Machine::new(ours, Layout::Split);
+    let record = Region::anonymous(0, InflightConfig { queues: 4, queue_size: 16, packed: false }.bytes()).unwrap();
+    machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 4]), &[record.file.as_fd()]);
+    machine.start_rings();
+    for at in [FIRST, LATE] {
+        while machine.command(at, &TEST_UNIT_READY, 0) != GOOD {}
+    }
+    [1, 2].into_iter().for_each(|at| plug_memory(&mut machine, at));
+    // From the second time on it waits.
+    read_of(&mut machine, &export, ELSEWHERE, [LATE; READS]);
+    unplug_memory(&mut machine, 1);
+    for _ in 0..READS {
+        machine.reap(ELSEWHERE);
+    }
+    read_of(&mut machine, &export, ELSEWHERE, [LATE; READS]);
+    // The second thread does nothing until all queues have been told to stop.
+    let (go_on, may_go_on) = channel::<()>();
+    io[1].0.send(move |_| assert!(may_go_on.recv().is_err()));
+    machine.manage(ABORT_TASK);
+    await_that("the function to be taken in", || export.queues()[CONTROL as usize].in_flight.get() == 1);
+    machine.peer.say(REM_MEM_REG, NEED_REPLY, &memory_at(2), &[]);
+    await_that("all queues to be stopping", || !export.has_running_queues());
+    drop(go_on);
+    assert_eq!(machine.peer.hear(), Some(longs(&[0])));
+    assert!(!export.has_running_queues() && !machine.rings[CONTROL as usize].driver.has_used());
+    assert!(machine.peer.ask(GET_VRING_BASE, &words(&[CONTROL, 0])).is_some());
+    assert_eq!(lines("export 'e0': queue 0 stops"), 0);
 }
 
 #[test]

@@ -606,14 +606,14 @@ impl Subscriber for Recorder {
     fn exit(&self, _: &Id) {}
 }
 
-fn record_lines() {
+pub fn record_lines() {
     static ONCE: Once = Once::new();
     let record = || tracing::subscriber::set_global_default(Recorder).expect("no other test of this process has one");
     ONCE.call_once(record);
 }
 
 /// How many begin so.
-fn lines(beginning: &str) -> usize {
+pub fn lines(beginning: &str) -> usize {
     LINES.lock().unwrap().iter().filter(|line| line.starts_with(beginning)).count()
 }
 

@@ -424,6 +424,31 @@ fn what_is_flushed_while_nobody_serves_it_is_flushed_over_another_connection_whe
     }
 }
 
+/// Flushes a disk whose server is another by now.
+fn flush_again(disk: &Disk, server: &Server, says: Says) -> (Result<(), Option<i32>>, Peer) {
+    std::thread::scope(|scope| {
+        let flushed = scope.spawn(|| disk.flush().map_err(|e| e.raw_os_error()));
+        let peer = server.accept(says);
+        (flushed.join().unwrap(), peer)
+    })
+}
+
+#[test]
+fn a_flush_that_no_guest_asked_for_is_sent_to_no_server_that_knows_none_by_now_or_has_fewer_bytes() {
+    let no_flush = Says::default().without(export_flag::SEND_FLUSH);
+    let smaller = Says { size: Says::default().size / 2, ..Says::default() };
+    for (says, expected) in [(no_flush, Ok(())), (smaller, Err(Some(libc::EIO)))] {
+        let server = Server::new();
+        let (disk, peer) = changed(&server, Says::default(), Op::Write { fua: false });
+        drop(peer);
+        let (flushed, mut next) = flush_again(&disk, &server, says);
+        assert_eq!(flushed, expected);
+        assert!(!disk.has_lost_writes());
+        drop(disk);
+        assert_eq!(next.request().0.command, command::DISCONNECT);
+    }
+}
+
 #[test]
 fn a_flush_that_no_guest_asked_for_fails_and_loses_nothing_where_another_connection_goes_as_well() {
     for end in ENDS {
@@ -511,7 +536,7 @@ fn what_has_become_something_else_while_nobody_served_it_is_not_taken_for_what_i
         let (size, mut refused) = ask_again(&disk, &server, other);
         assert!(size.as_ref().is_err_and(|e| e.contains(why)), "{size:?}");
         assert!(first.is_left() && refused.is_left());
-        // Nor is what a flush was sent over.
+        // Nor is it flushed.
         let mut rig = Rig::new(&disk).unwrap();
         let mut next = server.accept(Says::default());
         let write = rig.write(0, &[1; 512]);
@@ -523,15 +548,9 @@ fn what_has_become_something_else_while_nobody_served_it_is_not_taken_for_what_i
         assert_eq!(rig.wait(write).0, Ok(()), "{why}");
         drop(rig);
         drop(serving.join().unwrap());
-        std::thread::scope(|scope| {
-            let flushed = scope.spawn(|| disk.flush().map_err(|e| e.to_string()));
-            let mut other = server.accept(other);
-            let (request, _) = other.request();
-            assert_eq!(request.command, command::FLUSH);
-            other.done(&request);
-            assert_eq!(flushed.join().unwrap(), Ok(()));
-            assert!(other.is_left(), "{why}");
-        });
+        let (flushed, mut other) = flush_again(&disk, &server, other);
+        assert_eq!((flushed, other.request().0.command), (Err(Some(libc::EIO)), command::DISCONNECT), "{why}");
+        assert!(!disk.has_lost_writes(), "{why}");
     }
 }
 
@@ -584,15 +603,9 @@ fn what_is_written_over_a_connection_is_flushed_over_it_where_the_server_has_gro
     peer.done(&request);
     assert_eq!(rig.wait(write).0, Ok(()));
     let one = Says { size: 2 << 20, ..Says::default().without(export_flag::CAN_MULTI_CONN) };
-    std::thread::scope(|scope| {
-        let flushed = scope.spawn(|| disk.flush().map_err(|e| e.to_string()));
-        let mut other = server.accept(one);
-        let (request, _) = other.request();
-        assert_eq!(request.command, command::FLUSH);
-        other.done(&request);
-        assert!(flushed.join().unwrap().is_err(), "that was for nothing");
-        assert_eq!(other.request().0.command, command::DISCONNECT);
-    });
+    let (flushed, mut refused) = flush_again(&disk, &server, one);
+    assert!(flushed.is_err());
+    assert_eq!(refused.request().0.command, command::DISCONNECT, "a flush would be for nothing");
     let (size, mut refused) = ask_again(&disk, &server, one);
     assert!(size.is_err() && refused.is_left(), "{size:?}");
     let flush = rig.push(Op::Flush, 0, 0, Vec::new());

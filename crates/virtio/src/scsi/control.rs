@@ -62,8 +62,8 @@ pub(super) struct ControlQueue {
     scsi: Arc<Scsi>,
     waiting: HashMap<u16, Waiting>,
     ended: Arc<EndedFunctions>,
-    /// The heads of those whose commands were left to the record, or may have been left in a ring.
-    left: Vec<u16>,
+    /// Those whose commands were left to the record, or may have been left in a ring.
+    left: Vec<(u16, Ending)>,
 }
 
 impl ControlQueue {
@@ -117,7 +117,7 @@ impl ControlQueue {
         let Waiting { response, then } = self.waiting.remove(&head)?;
         let told = match then {
             Then::Answer if ending == Ending::Found => VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
-            Then::SayGone(gone) if ending != Ending::Found => gone,
+            Then::SayGone(gone) if matches!(ending, Ending::FoundNothing | Ending::Left { found: false }) => gone,
             _ => FUNCTION_COMPLETE,
         };
         match then {
@@ -201,7 +201,7 @@ impl ControlModel for ControlQueue {
         let mut completed = Vec::new();
         for (head, ending) in self.ended.take() {
             match ending {
-                Ending::Left => self.left.push(head),
+                Ending::Left { .. } => self.left.push((head, ending)),
                 Ending::Found | Ending::FoundNothing => completed.extend(self.complete(memory, head, ending)),
             }
         }
@@ -214,6 +214,6 @@ impl ControlModel for ControlQueue {
 
     fn end_left(&mut self, memory: &GuestMemory) -> Vec<Completed> {
         let left = mem::take(&mut self.left);
-        left.into_iter().filter_map(|head| self.complete(memory, head, Ending::Left)).collect()
+        left.into_iter().filter_map(|(head, ending)| self.complete(memory, head, ending)).collect()
     }
 }

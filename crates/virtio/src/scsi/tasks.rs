@@ -94,8 +94,8 @@ pub(super) enum Ending {
     FoundNothing,
     /// It is done; some were.
     Found,
-    /// It is not: some of its commands were left to the record, or may have been left in a ring.
-    Left,
+    /// It is not: some of its commands were left to the record, or may have been left in a ring. Others may have ended.
+    Left { found: bool },
 }
 
 impl Drop for Function {
@@ -103,7 +103,7 @@ impl Drop for Function {
         let ending = match (*self.left.get_mut(), *self.found.get_mut()) {
             // Who asks for commands is answered, whatever else is left.
             (true, true) if self.ends.is_none() => Ending::Found,
-            (true, _) => Ending::Left,
+            (true, found) => Ending::Left { found },
             (false, true) => Ending::Found,
             (false, false) => Ending::FoundNothing,
         };
@@ -282,8 +282,8 @@ mod tests {
         function.find();
         function.leave();
         drop(function);
-        assert_eq!(ended.take(), [(7, Ending::Left)]);
-        for (finds, ending) in [(false, Ending::Left), (true, Ending::Found)] {
+        assert_eq!(ended.take(), [(7, Ending::Left { found: true })]);
+        for (finds, ending) in [(false, Ending::Left { found: false }), (true, Ending::Found)] {
             let query = Function::new(8, ALL, None, &ended);
             if finds {
                 query.find();

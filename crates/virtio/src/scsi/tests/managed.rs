@@ -384,6 +384,25 @@ fn a_function_for_a_unit_that_was_taken_away_ends_when_the_commands_that_the_uni
 }
 
 #[test]
+fn a_function_for_a_unit_that_was_taken_away_is_complete_that_has_ended_commands_though_others_may_be_left_in_a_ring() {
+    let scsi = device();
+    let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    let (_, request) = line.submitted(FAR, 77, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    scsi.remove(FAR).unwrap();
+    assert!(matches!(tmf(&mut control, UNIT_RESET, FAR, 0), Next::Wait));
+    // Its queue stops for good.
+    line.shows = false;
+    assert!(line.resume().is_empty());
+    line.model.leave_functions();
+    assert!(control.resume().is_empty() && control.model.left() == 0);
+    assert_eq!(line.ended(request, Ok(())).response, RESET);
+    line.model.leave_functions();
+    assert!(control.resume().is_empty() && control.model.left() == 1);
+    control.model.end_left(&control.guest.memory, &mut Vec::new());
+    assert_eq!(control.guest.read::<1>(RESPONSE)[0], OK);
+}
+
+#[test]
 fn a_driver_has_so_many_functions_under_way_and_others_stay_in_the_ring() {
     let scsi = device();
     let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
