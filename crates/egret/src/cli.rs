@@ -11,6 +11,7 @@ use crate::compare::Compare;
 use crate::completions::Completions;
 use crate::config::ConfigArguments;
 use crate::ctl::Ctl;
+use crate::doctor::Doctor;
 use crate::replay::Replay;
 use crate::report::Report;
 use crate::serve::Serve;
@@ -45,6 +46,8 @@ pub enum Command {
     Ctl(Ctl),
     /// Watch what a running daemon does, and change how its I/O threads poll.
     Top(Top),
+    /// Say what this host offers, and whether a daemon can serve here.
+    Doctor(Doctor),
     /// Print the completions of a shell.
     Completions(Completions),
 }
