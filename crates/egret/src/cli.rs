@@ -12,6 +12,7 @@ use crate::completions::Completions;
 use crate::config::ConfigArguments;
 use crate::ctl::Ctl;
 use crate::doctor::Doctor;
+use crate::manual::Manual;
 use crate::replay::Replay;
 use crate::report::Report;
 use crate::serve::Serve;
@@ -50,6 +51,8 @@ pub enum Command {
     Doctor(Doctor),
     /// Print the completions of a shell.
     Completions(Completions),
+    /// Write the pages of the manual.
+    Man(Manual),
 }
 
 /// The arguments as they are meant: a program called `...qemu-storage-daemon` (a link to this one) serves.

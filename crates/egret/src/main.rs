@@ -1,5 +1,5 @@
 //! The command: `egret serve`, `egret bench`, `egret compare`, `egret report`, `egret replay`, `egret config`, `egret ctl`,
-//! `egret top`, `egret doctor`, `egret completions`.
+//! `egret top`, `egret doctor`, `egret completions`, `egret man`.
 
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ mod completions;
 mod config;
 mod ctl;
 mod doctor;
+mod manual;
 mod replay;
 mod report;
 mod serve;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Command::Top(arguments) => top::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments, &mut Cli::command()),
+        Command::Man(arguments) => manual::run(&arguments, Cli::command()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
