@@ -1,12 +1,39 @@
-# Two commands do all the set-up: `make demo` serves a disk and loads it, `make test` runs every test there is.
+# Two commands do all the set-up: `make demo` serves a disk and loads it, `make test` runs every test there is; `make` and
+# `make install` install it.
 CARGO ?= cargo
 
-SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
+SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run \
+          crates/egret/src/completions/keys.bash
 
-.PHONY: build demo test test-release mutants soak soak-at-random proof suites bench bench-polling bench-live bench-neighbours fuzz lint miri tsan kani deps guest
+.PHONY: build install package demo test test-release mutants soak soak-at-random proof suites bench bench-polling bench-live bench-neighbours fuzz lint miri tsan kani deps guest
 
 build:
 	$(CARGO) build --locked --release --bin egret
+
+# Installs what `make build` has built, or EGRET names, with its manual, completions and units: under PREFIX, all of it in
+# DESTDIR for who makes a package. It builds nothing, because root need have no Rust.
+PREFIX ?= /usr/local
+ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
+EGRET ?= target/release/egret
+SHARE = $(DESTDIR)$(PREFIX)/share
+LIB = $(DESTDIR)$(PREFIX)/lib
+
+install:
+	@test -x "$(EGRET)" || { echo "there is no $(EGRET): make build makes it" >&2; exit 1; }
+	install -D -m 0755 "$(EGRET)" "$(DESTDIR)$(PREFIX)/bin/egret"
+	"$(EGRET)" man "$(SHARE)/man/man1"
+	install -d "$(SHARE)/bash-completion/completions" "$(DESTDIR)$(ZSHDIR)" "$(SHARE)/fish/vendor_completions.d" "$(LIB)/systemd/system"
+	"$(EGRET)" completions bash > "$(SHARE)/bash-completion/completions/egret"
+	"$(EGRET)" completions zsh > "$(DESTDIR)$(ZSHDIR)/_egret"
+	"$(EGRET)" completions fish > "$(SHARE)/fish/vendor_completions.d/egret.fish"
+	for unit in egret.service egret.socket egret@.service egret@.socket; do \
+	sed 's,/usr/bin/egret,$(PREFIX)/bin/egret,' contrib/systemd/$$unit > "$(LIB)/systemd/system/$$unit" || exit; done
+	install -D -m 0644 contrib/systemd/egret.sysusers "$(LIB)/sysusers.d/egret.conf"
+	install -D -m 0644 LICENSE "$(SHARE)/doc/egret/copyright"
+
+# A Debian package of that, in target/.
+package: build
+	scripts/make-package
 
 # Serves a file, loads it with a real client, and prints that next to the host's own figure; then has the lab compare
 # the I/O modes, in short runs, and write a report.

@@ -1,7 +1,8 @@
 //! The lines that attach an export to a virtual machine.
 //!
-//! `docs/attach.md` explains them. All three need the guest's memory to be shared, because the daemon reads and writes
-//! it: QEMU's `share=on`, libvirt's `<access mode='shared'/>`, cloud-hypervisor's `shared=on`.
+//! `docs/attach.md` explains them. The guest's memory has to be shared, because the daemon reads and writes it: QEMU's
+//! `share=on`, libvirt's `<access mode='shared'/>`, cloud-hypervisor's `shared=on`. crosvm and Firecracker share it by
+//! themselves.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,7 +17,7 @@ const QEMU_QUEUE_SIZE: u16 = 128;
 const RECONNECT_MS: u32 = 100;
 
 /// How to attach one export, ready to be pasted; empty for who cannot.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attach {
     /// Arguments of `qemu-system-*` 9.2 or later, which has `reconnect-ms`; before it was `reconnect`, in seconds. The
     /// guest's memory (`-m`, here 4 GiB) and the lines that share it are needed once however many disks there are.
@@ -25,6 +26,10 @@ pub struct Attach {
     pub libvirt: String,
     /// Arguments of `cloud-hypervisor`.
     pub cloud_hypervisor: String,
+    /// Arguments of `crosvm run`.
+    pub crosvm: String,
+    /// A drive of Firecracker's: one of `drives` in its configuration, or what is sent to `PUT /drives/ID`.
+    pub firecracker: String,
 }
 
 impl Attach {
@@ -35,18 +40,16 @@ impl Attach {
         let vhost_user = export.vhost_user()?;
         let Addr::Unix(UnixAddr { path }) = &vhost_user.addr else { return None };
         let path = directory.join(path).to_string_lossy().into_owned();
-        // libvirt and cloud-hypervisor know no vhost-user-scsi.
+        // QEMU alone knows vhost-user-scsi, as far as has been tried.
         if let Device::VhostUserScsi(_) = export.device {
-            return Some(Self {
-                qemu: qemu(export, vhost_user, &path),
-                libvirt: String::new(),
-                cloud_hypervisor: String::new(),
-            });
+            return Some(Self { qemu: qemu(export, vhost_user, &path), ..Self::default() });
         }
         Some(Self {
             qemu: qemu(export, vhost_user, &path),
             libvirt: libvirt(vhost_user, &path),
             cloud_hypervisor: cloud_hypervisor(vhost_user, &path),
+            crosvm: crosvm(vhost_user, &path),
+            firecracker: firecracker(&export.id, &path),
         })
     }
 }
@@ -82,10 +85,27 @@ fn libvirt(VhostUser { num_queues, queue_size, .. }: &VhostUser, path: &str) -> 
 }
 
 fn cloud_hypervisor(VhostUser { num_queues, queue_size, .. }: &VhostUser, path: &str) -> String {
-    // Its option parser splits at commas and knows double quotes.
-    let path = if path.contains([',', '[', ']']) { format!("\"{path}\"") } else { path.to_owned() };
-    let disk = format!("vhost_user=true,socket={path},num_queues={num_queues},queue_size={queue_size}");
+    let disk = format!("vhost_user=true,socket={},num_queues={num_queues},queue_size={queue_size}", quoted(path));
     format!("--memory size=4G,shared=on \\\n--disk {}", shell_word(&disk))
+}
+
+/// It takes as many queues as the export has, and lets rings be longer than any that Egret serves.
+fn crosvm(VhostUser { queue_size, .. }: &VhostUser, path: &str) -> String {
+    let disk = format!("block,socket={},max-queue-size={queue_size}", quoted(path));
+    format!("--vhost-user {}", shell_word(&disk))
+}
+
+/// With its other `cache_type`, which it takes if none is named, it has guests know nothing of flushes.
+fn firecracker(id: &str, path: &str) -> String {
+    // A name there is of letters, digits and underscores.
+    let id = id.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+    let [id, path] = [id.as_str(), path].map(serde_json::Value::from);
+    format!(r#"{{"drive_id": {id}, "socket": {path}, "is_root_device": false, "cache_type": "Writeback"}}"#)
+}
+
+/// A path among options that are split at commas, for who knows double quotes.
+fn quoted(path: &str) -> String {
+    if path.contains([',', '[', ']']) { format!("\"{path}\"") } else { path.to_owned() }
 }
 
 /// `text` as one word of a POSIX shell.
@@ -137,6 +157,9 @@ mod tests {
             "--memory size=4G,shared=on \\\n\
              --disk vhost_user=true,socket=/run/vm/disk.sock,num_queues=4,queue_size=128"
         );
+        assert_eq!(attach.crosvm, "--vhost-user block,socket=/run/vm/disk.sock,max-queue-size=128");
+        let drive = r#"{"drive_id": "disk0", "socket": "/run/vm/disk.sock", "is_root_device": false, "cache_type": "Writeback"}"#;
+        assert_eq!(attach.firecracker, drive);
     }
 
     #[test]
@@ -148,7 +171,7 @@ mod tests {
         .unwrap();
         let device = "-device vhost-user-scsi-pci,num_queues=4,virtqueue_size=128,id=disk0,chardev=chr-disk0";
         assert!(attach.qemu.ends_with(device), "{attach:?}");
-        assert_eq!((attach.libvirt.as_str(), attach.cloud_hypervisor.as_str()), ("", ""));
+        assert_eq!(attach, Attach { qemu: attach.qemu.clone(), ..Attach::default() });
     }
 
     #[test]
@@ -160,6 +183,10 @@ mod tests {
         );
         assert!(attach.libvirt.contains("path='/a,b &amp; &apos;c&apos;.sock'"), "{attach:?}");
         assert!(attach.cloud_hypervisor.contains(r#"socket="/a,b & '\''c'\''.sock",num"#), "{attach:?}");
+        assert!(attach.crosvm.contains(r#"socket="/a,b & '\''c'\''.sock",max"#), "{attach:?}");
+        let read: Value = serde_json::from_str(&attach.firecracker).unwrap();
+        assert_eq!(read["socket"], "/a,b & 'c'.sock");
+        assert_eq!(firecracker("disk-0.a", "s").split('"').nth(3), Some("disk_0_a"));
     }
 
     #[test]

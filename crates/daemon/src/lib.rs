@@ -2,8 +2,8 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`attach`] | the lines that attach an export in QEMU, libvirt and cloud-hypervisor |
-//! | [`probe`] | which engine suits an image, where nobody chose |
+//! | [`attach`] | the lines that attach an export in QEMU, libvirt, cloud-hypervisor, crosvm and Firecracker |
+//! | [`probe`] | what there is here, and which engine suits an image where nobody chose |
 //! | [`Daemon`] | a configuration brought to life |
 //! | [`listen`] | control sockets: where they are, and who may connect |
 //! | [`qmp`] | how programs talk to a running daemon |

@@ -11,6 +11,8 @@ use crate::compare::Compare;
 use crate::completions::Completions;
 use crate::config::ConfigArguments;
 use crate::ctl::Ctl;
+use crate::doctor::Doctor;
+use crate::manual::Manual;
 use crate::replay::Replay;
 use crate::report::Report;
 use crate::serve::Serve;
@@ -45,8 +47,12 @@ pub enum Command {
     Ctl(Ctl),
     /// Watch what a running daemon does, and change how its I/O threads poll.
     Top(Top),
+    /// Say what this host offers, and whether a daemon can serve here.
+    Doctor(Doctor),
     /// Print the completions of a shell.
     Completions(Completions),
+    /// Write the pages of the manual.
+    Man(Manual),
 }
 
 /// The arguments as they are meant: a program called `...qemu-storage-daemon` (a link to this one) serves.

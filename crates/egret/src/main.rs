@@ -1,4 +1,5 @@
-//! The command: `egret serve`, `egret bench`, `egret compare`, `egret report`, `egret replay`, `egret config`, `egret ctl`, `egret top`.
+//! The command: `egret serve`, `egret bench`, `egret compare`, `egret report`, `egret replay`, `egret config`, `egret ctl`,
+//! `egret top`, `egret doctor`, `egret completions`, `egret man`.
 
 #![forbid(unsafe_code)]
 
@@ -8,6 +9,8 @@ mod compare;
 mod completions;
 mod config;
 mod ctl;
+mod doctor;
+mod manual;
 mod replay;
 mod report;
 mod serve;
@@ -51,7 +54,9 @@ fn main() -> ExitCode {
         Command::Config(arguments) => config::run(&arguments),
         Command::Ctl(arguments) => ctl::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments, &mut Cli::command()),
+        Command::Man(arguments) => manual::run(&arguments, Cli::command()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

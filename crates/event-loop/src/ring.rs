@@ -191,6 +191,15 @@ impl Ring {
         })
     }
 
+    /// What newer kernels have and this one does without.
+    pub fn lacks(&self) -> Vec<&'static str> {
+        let later = [
+            (self.uring.params().is_setup_single_issuer(), "completions that interrupt no thread (Linux 6.1)"),
+            (self.no_iowait, "idle waits that do not count as iowait (Linux 6.15)"),
+        ];
+        later.into_iter().filter(|(has, _)| !has).map(|(_, what)| what).collect()
+    }
+
     /// Makes one that can [watch descriptors](Self::poll_add) besides.
     ///
     /// # Errors
@@ -650,6 +659,14 @@ mod tests {
             rustix::io::read(announced.as_fd(), &mut [0; 8]).unwrap();
             find(&mut ring);
         }
+    }
+
+    #[test]
+    fn a_ring_lacks_what_its_kernel_is_too_old_for() {
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        let numbers: Vec<u32> = release.split(['.', '-']).map_while(|number| number.parse().ok()).take(2).collect();
+        let later = [[6, 1], [6, 15]].into_iter().filter(|since| numbers[..] < since[..]).count();
+        assert_eq!(Ring::new().unwrap().lacks().len(), later, "{release}");
     }
 
     #[test]

@@ -24,6 +24,14 @@ fn read(path: impl AsRef<Path>) -> Option<String> {
 
 /// This machine, for a plan whose load and servers run as `placement` says on `disks`. `egret` is this program.
 pub fn take(plan: &Plan, placement: &Placement, disks: &[Disk], egret: &Path) -> Host {
+    let mut host = machine(disks.first().and_then(Disk::path));
+    host.components = components(plan, egret);
+    host.warnings = warnings(&host, plan, placement);
+    host
+}
+
+/// This machine, with the disk at a path, whatever is measured on it.
+pub fn machine(disk: Option<&Path>) -> Host {
     let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();
     let meminfo = read("/proc/meminfo").unwrap_or_default();
     let kib = |name: &str| number_behind(&meminfo, name).unwrap_or(0) * 1024;
@@ -37,15 +45,15 @@ pub fn take(plan: &Plan, placement: &Placement, disks: &[Disk], egret: &Path) ->
         kernel_options: read("/proc/cmdline").unwrap_or_default(),
         boot_id: boot_id(),
         hypervisor: hypervisor(&cpuinfo),
-        disk: disks.first().and_then(Disk::path).map(block_device),
-        components: components(plan, egret),
-        settings: settings(disks.first().and_then(Disk::path)),
+        disk: disk.map(block_device),
+        components: Vec::new(),
+        settings: settings(disk),
         commands: Vec::new(),
         started: Vec::new(),
         load_average: load_average(),
         warnings: Vec::new(),
     };
-    host.warnings = warnings(&host, plan, placement);
+    host.warnings = of_the_machine(&host);
     host
 }
 
@@ -279,7 +287,8 @@ fn sha256(path: &Path) -> Option<String> {
     Some(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
+/// What a reader should mind of any figure from this machine.
+fn of_the_machine(host: &Host) -> Vec<Warning> {
     let mut all = Vec::new();
     let mut warn = |about: &str, text: String| all.push(Warning { about: about.to_owned(), text });
     if let Some(governor) = host.cpu.governor.as_ref().filter(|governor| *governor != "performance") {
@@ -291,7 +300,7 @@ fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
     }
     let processors = host.cpu.processors().max(1) as f64;
     if host.load_average / processors > BUSY {
-        let text = format!("the load average was {:.2} before the run began: others are at work", host.load_average);
+        let text = format!("the load average was {:.2} to begin with: others are at work", host.load_average);
         warn("noisy-neighbour", text);
     }
     if let Some(hypervisor) = &host.hypervisor {
@@ -302,6 +311,12 @@ fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
             ),
         );
     }
+    all
+}
+
+fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
+    let mut all = of_the_machine(host);
+    let mut warn = |about: &str, text: String| all.push(Warning { about: about.to_owned(), text });
     stack::unnamed_engines(plan).for_each(|text| warn("engine", text));
     if placement.load.is_empty() {
         warn("one-core", "there is but one processor: the load and the server share it".into());

@@ -33,3 +33,4 @@ pub use cluster::{ClusterOptions, Secret};
 pub use disk::{RbdDisk, RbdOptions};
 pub use error::RbdError;
 pub use image::{ImageOptions, Luks};
+pub use sys::load;

@@ -214,6 +214,15 @@ pub(crate) fn ceph() -> Result<&'static Ceph, LoadError> {
     loaded.as_ref().map_err(Clone::clone)
 }
 
+/// Loads the libraries, as the first image does.
+///
+/// # Errors
+///
+/// They are not there, or too old.
+pub fn load() -> Result<(), LoadError> {
+    ceph().map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

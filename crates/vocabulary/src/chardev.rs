@@ -96,7 +96,8 @@ options! {
     }
 }
 
-static CHARDEV: Shape = Shape {
+/// The keys of `--chardev`.
+pub static CHARDEV: Shape = Shape {
     keys: ChardevOptions::KEYS,
     variants: Some(BackendOptions::VARIANTS),
     foreign: &[
@@ -139,7 +140,8 @@ options! {
     }
 }
 
-static MONITOR: Shape = Shape::of(MonitorOptions::KEYS);
+/// Those of `--monitor`.
+pub static MONITOR: Shape = Shape::of(MonitorOptions::KEYS);
 
 /// The monitors that `--chardev` and `--monitor` ask for.
 ///

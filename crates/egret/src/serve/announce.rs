@@ -49,6 +49,8 @@ pub fn announcement(config: &Config) -> Result<String> {
             ("QEMU, before 9.2 with reconnect=1 for reconnect-ms=100", &attach.qemu),
             ("libvirt", &attach.libvirt),
             ("cloud-hypervisor", &attach.cloud_hypervisor),
+            ("crosvm run", &attach.crosvm),
+            ("Firecracker, in \"drives\" of its configuration", &attach.firecracker),
         ] {
             if lines.is_empty() {
                 continue;
@@ -96,6 +98,11 @@ mod tests {
         assert!(text.contains(":\n    -object memory-backend-memfd"), "{text}");
         assert!(text.contains("\n  libvirt:\n    <memoryBacking>\n      <source type='memfd'/>"), "{text}");
         assert!(text.contains("\n  cloud-hypervisor:\n    --memory size=4G,shared=on"), "{text}");
+        assert!(text.contains("\n  crosvm run:\n    --vhost-user block,socket=/run/a.sock,"), "{text}");
+        assert!(
+            text.contains("\n  Firecracker, in \"drives\" of its configuration:\n    {\"drive_id\": \"a\""),
+            "{text}"
+        );
         assert!(text.ends_with("b: read-only, at the socket of descriptor 3\n"), "{text}");
     }
 }

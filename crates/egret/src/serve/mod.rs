@@ -4,6 +4,7 @@
 //! chosen for it; or [objects] in `qemu-storage-daemon`'s words.
 
 mod announce;
+pub mod keys;
 mod life;
 mod objects;
 mod one_disk;
@@ -37,7 +38,7 @@ const OBJECTS: [&str; 6] = ["blockdev", "object", "export", "config", "add_fd", 
 /// over vhost-user-blk works here unchanged.
 #[derive(Args, Clone, Debug, Default)]
 #[command(
-    after_help = "docs/options.md tells the keys of --object, --blockdev, --export and --nbd-server; so does each with 'help'."
+    after_help = "egret-serve(1) and docs/options.md tell the keys of --object, --blockdev, --export and --nbd-server; so does each with 'help'."
 )]
 pub struct Serve {
     /// The disk to serve: a raw image, or a block device of the host
@@ -149,7 +150,7 @@ pub struct Serve {
 
 /// Runs `egret serve`.
 pub fn run(arguments: Serve) -> Result<()> {
-    if let Some(help) = objects::help(&arguments) {
+    if let Some(help) = keys::help(&arguments) {
         return crate::print(&help);
     }
     let monitors = chardev::monitors(&arguments.chardev, &arguments.monitor)?;

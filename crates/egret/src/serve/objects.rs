@@ -4,8 +4,7 @@ use anyhow::{Result, anyhow};
 use egret_vocabulary::config::{Config, ConfigFile};
 use egret_vocabulary::keyval;
 use egret_vocabulary::schema::{
-    self, Blockdev, Export, IoThread, NBD_SERVER, NbdServer, Object, ObjectError, Secret, Spelling, ThrottleGroup,
-    TlsCreds,
+    self, Blockdev, Export, IoThread, NbdServer, Object, ObjectError, Secret, Spelling, ThrottleGroup, TlsCreds,
 };
 use serde_json::Value;
 
@@ -61,27 +60,6 @@ fn read_all<T: Object>(
 /// What errors say of an option's argument: nothing that may be secret.
 fn said(text: &str) -> &str {
     if text.contains("secret") { "secret,..." } else { text }
-}
-
-/// What to print if any of the options asks for help.
-pub fn help(arguments: &Serve) -> Option<String> {
-    let asks = |texts: &[String]| texts.iter().any(|text| text == "help" || text.ends_with(",help"));
-    let keys = |head: &str, shape| format!("{head}\n{}", schema::help(shape));
-    if asks(&arguments.object) {
-        let threads = keys("--object iothread,KEY=VALUE,...: an event loop on a thread of its own", IoThread::SHAPE);
-        let secrets = keys("--object secret,KEY=VALUE,...: a key or a passphrase, by a name", Secret::SHAPE);
-        let groups = keys("--object throttle-group,KEY=VALUE,...: limits that disks share", ThrottleGroup::SHAPE);
-        let tls = "--object tls-creds-x509,KEY=VALUE,...: certificates and keys for TLS, by a name";
-        Some([threads, secrets, groups, keys(tls, TlsCreds::SHAPE)].join("\n"))
-    } else if asks(&arguments.blockdev) {
-        Some(keys("--blockdev DRIVER,KEY=VALUE,...: a disk, or a layer over one", Blockdev::SHAPE))
-    } else if asks(&arguments.export) {
-        Some(keys("--export TYPE,KEY=VALUE,...: disks offered to virtual machines, or over NBD", Export::SHAPE))
-    } else if arguments.nbd_server.iter().any(|text| text == "help") {
-        Some(keys("--nbd-server KEY=VALUE,...: where clients of exports of type nbd connect", &NBD_SERVER))
-    } else {
-        None
-    }
 }
 
 #[cfg(test)]
@@ -212,21 +190,5 @@ drop-cache=on --export vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=
             let help = option.get_help().unwrap().to_string();
             assert!(help.contains(&types.join("|")), "{help}");
         }
-    }
-
-    #[test]
-    fn help_is_there_for_every_kind_of_object() {
-        for (option, key) in [("object", "poll-max-ns"), ("blockdev", "cache.direct"), ("export", "addr.path")] {
-            for text in ["help", "x,help"] {
-                let mut arguments = Serve::default();
-                match option {
-                    "object" => arguments.object.push(text.to_owned()),
-                    "blockdev" => arguments.blockdev.push(text.to_owned()),
-                    _ => arguments.export.push(text.to_owned()),
-                }
-                assert!(help(&arguments).unwrap().contains(&format!("  {key}=<")));
-            }
-        }
-        assert_eq!(help(&Serve { object: vec!["iothread,id=helper".to_owned()], ..Serve::default() }), None);
     }
 }

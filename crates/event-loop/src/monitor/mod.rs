@@ -75,6 +75,15 @@ impl MonitorChoice {
             Self::Ppoll => "ppoll",
         }
     }
+
+    /// Whether this thread can have it.
+    ///
+    /// # Errors
+    ///
+    /// What stands in the way.
+    pub fn probe(self) -> io::Result<()> {
+        open(self, "probe").map(drop)
+    }
 }
 
 impl fmt::Display for MonitorChoice {

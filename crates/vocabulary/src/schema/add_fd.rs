@@ -23,6 +23,9 @@ options! {
 static SHAPE: Shape = Shape::of(AddFd::KEYS);
 
 impl AddFd {
+    /// Its keys.
+    pub const SHAPE: &Shape = &SHAPE;
+
     /// Reads the argument of an option.
     ///
     /// # Errors

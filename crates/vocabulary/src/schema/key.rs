@@ -190,6 +190,17 @@ impl Shape {
     }
 }
 
+impl ValueType {
+    /// Every value in text that it may have, where these are words.
+    pub fn words(&self) -> Vec<&'static str> {
+        match self {
+            Self::Flag => vec!["on", "off"],
+            Self::Word(words) => words(),
+            _ => Vec::new(),
+        }
+    }
+}
+
 /// What would be right, as an error or a reference says it.
 impl fmt::Display for ValueType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -60,7 +60,7 @@ pub use problem::{ObjectError, Problem};
 pub use process::memory_max;
 pub(crate) use process::{MEMORY_MAX, default_memory_max};
 pub use rbd::{AuthMode, Encrypt, EncryptionFormat, MonitorAddress, Rbd};
-pub use reference::{help, reference};
+pub use reference::{Row, help, reference, rows};
 pub use secret::{Secret, SecretFormat};
 pub use throttle_group::{ThrottleAliases, ThrottleGroup, ThrottleLimits};
 pub use tls_creds::{Endpoint, TlsCreds};

@@ -9,7 +9,7 @@ use super::key::{Key, Shape, ValueType, one_of};
 /// `docs/options.md` holds exactly these tables; a test says so.
 pub fn reference(shape: &Shape) -> String {
     let mut table = String::from("| key | value | default | meaning |\n|---|---|---|---|\n");
-    for row in rows(shape, "") {
+    for row in rows(shape) {
         let Row { key, owners, value, default, about } = row;
         let about = if owners.is_empty() { about } else { format!("({owners}) {about}") };
         let _ = writeln!(table, "| `{key}` | {value} | {default} | {about} |");
@@ -23,22 +23,33 @@ pub fn reference(shape: &Shape) -> String {
 /// The keys of an object as plain text, for `help` on the command line.
 pub fn help(shape: &Shape) -> String {
     let mut text = String::new();
-    for Row { key, owners, value, default, about } in rows(shape, "") {
+    for Row { key, owners, value, default, about } in rows(shape) {
         let owners = if owners.is_empty() { String::new() } else { format!(" ({owners})") };
         let _ = writeln!(text, "  {key}=<{value}>{owners}, default: {default}\n      {about}");
     }
     text.replace('`', "")
 }
 
-struct Row {
-    key: String,
-    owners: String,
-    value: String,
-    default: String,
-    about: String,
+/// What there is to say of a key.
+pub struct Row {
+    /// It, with those that it lies in: `addr.path`.
+    pub key: String,
+    /// What has it: `file or host_device`; empty if all have.
+    pub owners: String,
+    /// What it holds.
+    pub value: String,
+    /// What leaving it out means.
+    pub default: String,
+    /// What it does.
+    pub about: String,
 }
 
-fn rows(shape: &Shape, path: &str) -> Vec<Row> {
+/// The keys of an object, those within others behind them.
+pub fn rows(shape: &Shape) -> Vec<Row> {
+    rows_within(shape, "")
+}
+
+fn rows_within(shape: &Shape, path: &str) -> Vec<Row> {
     let mut rows = Vec::new();
     if let Some(variants) = &shape.variants {
         let names: Vec<_> = variants.of.iter().map(|(name, _)| *name).collect();
@@ -60,8 +71,8 @@ fn rows(shape: &Shape, path: &str) -> Vec<Row> {
             _ => rows.push(row(at.clone(), key, &owners)),
         }
         match key.kind {
-            ValueType::Object(nested) => rows.extend(self::rows(nested, &format!("{at}."))),
-            ValueType::List(nested) => rows.extend(self::rows(nested, &format!("{at}.N."))),
+            ValueType::Object(nested) => rows.extend(rows_within(nested, &format!("{at}."))),
+            ValueType::List(nested) => rows.extend(rows_within(nested, &format!("{at}.N."))),
             _ => {}
         }
     }
