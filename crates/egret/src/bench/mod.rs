@@ -419,8 +419,8 @@ mod tests {
             )
         };
         assert_eq!(cells(&["--aa"]), (2 * 32, false));
-        assert_eq!(cells(&["--aa-all"]), (7 * 32 + 6 * 4, false));
-        assert_eq!(cells(&[]), (7 * 32 + 6 * 4, true));
+        assert_eq!(cells(&["--aa-all"]), (7 * 32 + 7 * 12 + 6, false));
+        assert_eq!(cells(&[]), (7 * 32 + 7 * 12 + 6, true));
     }
 
     #[test]
