@@ -1054,6 +1054,25 @@ fn a_profile_is_taken_by_its_name() {
 }
 
 #[test]
+fn a_profile_whose_disks_find_no_room_is_measured_on_the_plans_own_and_the_report_says_so() {
+    let lab = Lab::new(
+        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '16M'\n[[subject]]\nname = 's'\nstack = 'egret'\n\
+         [[load]]\n[profile.long]\nramp_time = 0\nruntime = '100ms'\nsize = '4096T'\n",
+    );
+    let said = |output: Output| {
+        succeeded(&output);
+        text(&output.stdout)
+    };
+    let line = "disks of 16M and not of the profile's 4096T: too little space in ";
+    let dry = said(lab.bench(&["--dry-run", "--profile", "long"]).output().unwrap());
+    assert_eq!(dry.matches(line).count(), 1, "{dry}");
+    said(lab.bench(&["--profile", "long"]).output().unwrap());
+    let warnings: Vec<String> = lab.run().host.warnings.into_iter().map(|warning| warning.text).collect();
+    assert_eq!(warnings.iter().filter(|text| text.starts_with(line)).count(), 1, "{warnings:?}");
+    assert!(!said(lab.bench(&["--dry-run"]).output().unwrap()).contains("profile"));
+}
+
+#[test]
 fn a_dry_run_names_the_cells_and_touches_nothing() {
     let lab = Lab::new(NULL_DISK);
     let output = lab.bench(&["--dry-run"]).output().unwrap();
