@@ -345,6 +345,8 @@ fn fio_runs_over_ssh_on_a_disk_that_is_there() {
     if rustix::process::geteuid().is_root() {
         assert!(measurement.in_io_submit.is_some(), "{measurement:?}");
     }
+    let [(subject, line)] = lab.run().host.commands.try_into().unwrap();
+    assert!(subject == "s" && line.contains(" serve ") && line.contains("served.sock"), "{line}");
     drop(egret);
     assert!(!lab.bench(&["--output", "again"]).env("PATH", &path).output().unwrap().status.success());
 
@@ -368,6 +370,27 @@ fn fio_runs_over_ssh_on_a_disk_that_is_there() {
     let lab = plan("nobody", "randread");
     assert!(!lab.bench(&[]).env("PATH", &path).output().unwrap().status.success());
     assert!(lab.run().cells[0].failure().unwrap().contains("ssh nobody: no route to nobody"));
+}
+
+#[test]
+fn of_a_domain_the_fingerprint_has_the_version_of_libvirt() {
+    let lab = Lab::new(
+        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'ssh'\n\
+         client = 'ssh:there'\ndisk = '/dev/vdb'\ndomain = 'egret-no-such-domain'\n[[load]]\nruntime = '100ms'\n",
+    );
+    let programs = lab.scratch.path("bin");
+    fs::create_dir(&programs).unwrap();
+    for program in ["ssh", "libvirtd"] {
+        let says = format!("#!/bin/sh\necho '{program} (of a test) 9.0.0'\n");
+        fs::write(programs.join(program), says).unwrap();
+        fs::set_permissions(programs.join(program), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    lab.bench(&[]).env("PATH", &path).output().unwrap();
+    let run = lab.run();
+    assert!(matches!(run.cells[0].outcome, Outcome::Impossible { .. }), "it does not run: {:?}", run.cells);
+    let libvirt = run.host.components.iter().find(|one| one.name == "libvirtd").expect("libvirt's daemon");
+    assert_eq!((libvirt.version.as_str(), libvirt.sha256.len()), ("libvirtd (of a test) 9.0.0", 64));
 }
 
 #[test]
@@ -1032,6 +1055,25 @@ fn a_profile_is_taken_by_its_name() {
     let said = text(&lab.bench(&["--dry-run", "--profile", "long"]).output().unwrap().stdout);
     assert!(said.ends_with("test: 12 cells in 1 repetitions, about 121 min\n"), "{said}");
     assert!(complaint(lab.bench(&["--profile", "lnog"])).ends_with("test has no profile 'lnog': it has long"));
+}
+
+#[test]
+fn a_profile_whose_disks_find_no_room_is_measured_on_the_plans_own_and_the_report_says_so() {
+    let lab = Lab::new(
+        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '16M'\n[[subject]]\nname = 's'\nstack = 'egret'\n\
+         [[load]]\n[profile.long]\nramp_time = 0\nruntime = '100ms'\nsize = '4096T'\n",
+    );
+    let said = |output: Output| {
+        succeeded(&output);
+        text(&output.stdout)
+    };
+    let line = "disks of 16M and not of the profile's 4096T: too little space in ";
+    let dry = said(lab.bench(&["--dry-run", "--profile", "long"]).output().unwrap());
+    assert_eq!(dry.matches(line).count(), 1, "{dry}");
+    said(lab.bench(&["--profile", "long"]).output().unwrap());
+    let warnings: Vec<String> = lab.run().host.warnings.into_iter().map(|warning| warning.text).collect();
+    assert_eq!(warnings.iter().filter(|text| text.starts_with(line)).count(), 1, "{warnings:?}");
+    assert!(!said(lab.bench(&["--dry-run"]).output().unwrap()).contains("profile"));
 }
 
 #[test]

@@ -208,6 +208,8 @@ fn components(plan: &Plan, egret: &Path) -> Vec<Component> {
 /// What a stack runs besides Egret, as far as it is there.
 fn programs_of(subject: &Subject) -> Vec<(String, PathBuf)> {
     let named: &[&str] = match subject.stack {
+        // Libvirt has one daemon for all, or one for each thing that it manages.
+        Stack::Ssh if subject.domain.is_some() => &["virtqemud", "libvirtd"],
         // The programs of a subject's own command are unknown.
         Stack::Egret | Stack::VhostUserBlk | Stack::Ssh => &[],
         Stack::Host => &["fio"],
@@ -220,7 +222,9 @@ fn programs_of(subject: &Subject) -> Vec<(String, PathBuf)> {
         // The OSDs', where they are on this host.
         Backend::Rbd(_) | Backend::Krbd(_) => &["rbd", "ceph-osd"],
     };
-    let found = |name: &&str| Some(((*name).to_owned(), stack::find(name)?));
+    // Daemons are where the search path of others than root does not lead.
+    let find = |name: &str| stack::find(name).or_else(|| stack::find(&format!("/usr/sbin/{name}")));
+    let found = |name: &&str| Some(((*name).to_owned(), find(name)?));
     let mut all: Vec<_> = named.iter().chain(behind).filter_map(found).collect();
     if subject.stack == Stack::Guest {
         all.extend(guest::files().map(|(name, path)| (name.to_owned(), path)));
@@ -229,15 +233,18 @@ fn programs_of(subject: &Subject) -> Vec<(String, PathBuf)> {
 }
 
 /// What a subject's process runs that is none of the programs that are `known`. A script is not what runs; nor is the
-/// loader, where that is called by name.
+/// loader, where that is called by name. QEMU and Egret are asked for their versions; what others would do with the question nobody
+/// knows.
 pub fn started(subject: &str, pid: u32, known: &[Component]) -> Vec<Component> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let is_new = |path: &PathBuf| !known.iter().any(|one| Path::new(&one.path) == path);
     let component = |path: PathBuf| {
+        let name = path.file_name()?.to_string_lossy();
+        let is_asked = name.starts_with("qemu-") || name == "egret";
         Some(Component {
             name: subject.to_owned(),
             path: path.display().to_string(),
-            version: String::new(),
+            version: if is_asked { version(&path) } else { String::new() },
             sha256: sha256(&path)?,
         })
     };
@@ -258,14 +265,18 @@ fn executables(maps: &str) -> BTreeSet<PathBuf> {
 
 fn component(name: &str, path: &Path) -> Option<Component> {
     let path = path.canonicalize().ok()?;
-    let output = Command::new(&path).arg("--version").output().ok();
-    let said = output.map(|output| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or("").to_owned());
     Some(Component {
         name: name.to_owned(),
-        version: said.unwrap_or_default(),
+        version: version(&path),
         sha256: sha256(&path)?,
         path: path.display().to_string(),
     })
+}
+
+/// The first line of what a program says of itself.
+fn version(path: &Path) -> String {
+    let output = Command::new(path).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&output).lines().next().unwrap_or_default().to_owned()
 }
 
 /// What each load's job file is, by the load's name.
@@ -366,6 +377,9 @@ fn shared_core(cores: &[Vec<usize>], load: &[usize], server: &[usize]) -> Option
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+    use std::process::Stdio;
+
     use super::*;
 
     #[test]
@@ -379,6 +393,26 @@ mod tests {
         let [mine] = started("s", std::process::id(), &[]).try_into().unwrap();
         assert_eq!(mine.path, std::env::current_exe().unwrap().display().to_string());
         assert!(started("s", std::process::id(), &[mine]).is_empty());
+    }
+
+    #[test]
+    fn of_what_serves_qemu_and_egret_are_asked_for_their_versions_and_nothing_else_is() {
+        let place = tempfile::tempdir().unwrap();
+        for (name, is_asked) in [("qemu-system-x86_64", true), ("egret", true), ("server", false)] {
+            let path = place.path().join(name);
+            // Who forks here meanwhile would have it open for writing.
+            assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
+            let mut command = Command::new(&path);
+            let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            process.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+            process.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+            let [serves] = started("vm", process.id(), &[]).try_into().unwrap();
+            drop(process.stdin.take());
+            process.wait().unwrap();
+            assert_eq!(serves.path, path.display().to_string());
+            assert_eq!(serves.version.is_empty(), !is_asked, "{serves:?}");
+            assert!(!is_asked || serves.version == version(Path::new("/bin/cat")), "{serves:?}");
+        }
     }
 
     #[test]

@@ -18,11 +18,14 @@ use egret_lab::plan::{BUILT_IN, Plan};
 use egret_lab::process::ProcessReaper;
 use egret_lab::results::{Outcome, Run};
 use egret_lab::runner::{self, Ending, RunOptions, Runner};
-use egret_lab::{import, report, stack};
+use egret_lab::{disks, import, report, stack};
 use egret_loadgen::random::mix;
 use time::OffsetDateTime;
 
 use progress::Bar;
+
+/// Where runs go that are given no directory.
+const RESULTS: &str = "egret-bench";
 
 /// Measure I/O modes side by side: on this machine, with confidence.
 #[derive(Args, Clone, Debug)]
@@ -42,7 +45,7 @@ pub struct Bench {
     /// Name the cells and how long they take, and measure nothing
     #[arg(long)]
     dry_run: bool,
-    /// Take the times that the plan has under this name, such as published
+    /// Take the times and the sizes that the plan has under this name, such as published
     #[arg(long, value_name = "NAME", conflicts_with = "resume")]
     profile: Option<String>,
     /// Shrink sizes and times evenly, such as by 0.1
@@ -148,7 +151,7 @@ fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
         let directory = asked
             .output
             .clone()
-            .unwrap_or_else(|| Path::new("egret-bench").join(dated(&plan.name, OffsetDateTime::now_utc())));
+            .unwrap_or_else(|| Path::new(RESULTS).join(dated(&plan.name, OffsetDateTime::now_utc())));
         let runs = directory.join(runner::RESULT).exists();
         if runs {
             let before = runner::read(&directory)?;
@@ -179,6 +182,7 @@ fn named_path(text: &str) -> Result<(String, PathBuf), String> {
 /// A plan, and what it is left without on this machine.
 fn plan(name: &str, asked: &Bench) -> Result<(Plan, Vec<String>)> {
     let plan = Plan::named(name)?;
+    let own_size = plan.clone().scaled(asked.scale).disk.size;
     let plan = asked.profile.iter().try_fold(plan, |plan, profile| plan.with_profile(profile))?;
     let mut plan = plan.scaled(asked.scale);
     for (called, path) in &asked.qemu {
@@ -187,7 +191,8 @@ fn plan(name: &str, asked: &Bench) -> Result<(Plan, Vec<String>)> {
     if asked.aa_all {
         plan = plan.all_alike();
     }
-    let left_out = stack::leave_out(&mut plan);
+    let mut left_out = stack::leave_out(&mut plan);
+    left_out.extend(disks::make_room(&mut plan, own_size, asked.output.as_deref().unwrap_or(Path::new(RESULTS))));
     if let Some(repetitions) = asked.repetitions {
         (plan.repetitions, plan.most_repetitions) = (repetitions, None);
     }
@@ -367,10 +372,8 @@ fn summary(run: &Run, directory: &Path) -> String {
 
 fn bring_in(asked: &Bench) -> Result<u8> {
     let run = import::import(&asked.import).map_err(anyhow::Error::msg)?;
-    let directory = asked
-        .output
-        .clone()
-        .unwrap_or_else(|| Path::new("egret-bench").join(dated("import", OffsetDateTime::now_utc())));
+    let directory =
+        asked.output.clone().unwrap_or_else(|| Path::new(RESULTS).join(dated("import", OffsetDateTime::now_utc())));
     drop(runner::Journal::create(&directory, &run)?);
     finish(asked, &run, &directory)
 }
@@ -420,8 +423,8 @@ mod tests {
             )
         };
         assert_eq!(cells(&["--aa"]), (2 * 32, false));
-        assert_eq!(cells(&["--aa-all"]), (7 * 32 + 6 * 4, false));
-        assert_eq!(cells(&[]), (7 * 32 + 6 * 4, true));
+        assert_eq!(cells(&["--aa-all"]), (7 * 32 + 7 * 12 + 6, false));
+        assert_eq!(cells(&[]), (7 * 32 + 7 * 12 + 6, true));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use egret_loadgen::random::mix;
 use rustix::fs::{Advice, OFlags, fadvise, statvfs};
 
-use crate::plan::{Backend, DiskKind, DiskPlan, Load, Plan, Stack, Subject};
+use crate::plan::{Backend, Bytes, DiskKind, DiskPlan, Load, Plan, Stack, Subject};
 use crate::process::{ProcessReaper, Scratch};
 use crate::results::Warning;
 use crate::stack::Disk;
@@ -106,12 +106,21 @@ pub fn check(plan: &Plan, directory: &Path) -> Result<(), String> {
         return check_remote(plan);
     }
     match plan.disk.kind {
-        DiskKind::Null => Ok(()),
         DiskKind::Device => check_devices(&plan.disk, writes(plan), count(plan)),
-        DiskKind::File => check_space(plan, plan.disk.place().unwrap_or(directory)),
-        DiskKind::Loop if loop_device::may_be_had() => check_space(plan, Path::new(MEMORY)),
-        DiskKind::Loop => check_space(plan, directory),
+        DiskKind::Null | DiskKind::File | DiskKind::Loop => check_space(plan, directory),
     }
+}
+
+/// Has a plan's disks be as large as they were `before` where there is too little space for what a profile asks for, and says so
+/// in one line. `directory` is where files go that have no place.
+pub fn make_room(plan: &mut Plan, before: Option<Bytes>, directory: &Path) -> Option<String> {
+    if plan.disk.size == before || !plan.hosts.is_empty() {
+        return None;
+    }
+    let why = check_space(plan, directory).err()?;
+    let asked = std::mem::replace(&mut plan.disk.size, before);
+    let [asked, before] = [asked, before].map(|size| size.unwrap_or(Bytes(SIZE)));
+    Some(format!("disks of {before} and not of the profile's {asked}: {why}"))
 }
 
 /// Nobody here can look at them.
@@ -137,7 +146,15 @@ fn remote(plan: &Plan) -> Vec<Disk> {
     }
 }
 
-fn check_space(plan: &Plan, place: &Path) -> Result<(), String> {
+fn check_space(plan: &Plan, directory: &Path) -> Result<(), String> {
+    // As far as it is there already.
+    let directory = directory.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("."));
+    let place = match plan.disk.kind {
+        DiskKind::Null | DiskKind::Device => return Ok(()),
+        DiskKind::File => plan.disk.place().unwrap_or(directory),
+        DiskKind::Loop if loop_device::may_be_had() => Path::new(MEMORY),
+        DiskKind::Loop => directory,
+    };
     let needed = size(&plan.disk).saturating_mul(count(plan) as u64).saturating_add(RESERVE);
     let there = statvfs(place).map_err(|error| format!("{}: {error}", place.display()))?;
     let free = there.f_bavail * there.f_frsize;
@@ -506,6 +523,26 @@ mod tests {
         let error = check(&plan("type = 'file'\nsize = '4096T'"), place.path()).unwrap_err();
         assert!(error.starts_with("too little space in "), "{error}");
         assert_eq!(check(&plan("type = 'file'\nsize = '1M'"), place.path()), Ok(()));
+    }
+
+    #[test]
+    fn disks_that_a_profile_has_no_room_for_are_as_large_as_the_plans_own_which_is_said() {
+        let place = tempfile::tempdir().unwrap();
+        let made = |disk: &str, asked: u64| {
+            let mut plan = plan(disk);
+            let before = plan.disk.size.replace(Bytes(asked));
+            let said = make_room(&mut plan, before, place.path());
+            (said, plan.disk.size)
+        };
+        let (own, far_too_much) = (Some(Bytes(2 << 20)), 4096 << 40);
+        let (said, size) = made("type = 'file'\nsize = '2M'", far_too_much);
+        let said = said.unwrap();
+        assert!(said.starts_with("disks of 2M and not of the profile's 4096T: too little space in "), "{said}");
+        assert_eq!((size, said.lines().count()), (own, 1));
+        let (said, size) = made("type = 'file'", far_too_much);
+        assert!(size.is_none() && said.unwrap().starts_with("disks of 256M and not of "));
+        assert_eq!(made("type = 'file'\nsize = '2M'", 1 << 20), (None, Some(Bytes(1 << 20))));
+        assert_eq!(made("type = 'null'\nsize = '2M'", far_too_much), (None, Some(Bytes(far_too_much))));
     }
 
     #[test]

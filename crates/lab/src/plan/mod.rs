@@ -101,7 +101,8 @@ pub struct Plan {
     /// subjects are of the stack `host`.
     #[serde(default)]
     pub hosts: Vec<String>,
-    /// Other times for all of its loads, by what `--profile` calls them, such as those of who published.
+    /// Other times for all of its loads, and another size of its disks, by what `--profile` calls them, such as those of who
+    /// published.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", rename = "profile", default)]
     pub profiles: BTreeMap<String, Profile>,
     /// What all subjects serve.
@@ -140,7 +141,7 @@ pub enum Asks {
     Which,
 }
 
-/// Times of all loads.
+/// Times of all loads, and the size of the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
@@ -148,6 +149,9 @@ pub struct Profile {
     pub ramp_time: Seconds,
     /// What is.
     pub runtime: Seconds,
+    /// How large each disk is that the lab makes, or how much is used of a device; as the plan has it without this.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub size: Option<Bytes>,
 }
 
 /// The disk under test.

@@ -6,6 +6,7 @@ use std::fs;
 use serde::de::DeserializeOwned;
 
 use super::*;
+use crate::runner;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
@@ -110,6 +111,28 @@ fn every_published_experiment_has_a_chart_in_the_plans_that_the_page_names() {
             assert!(experiment != "S1" || plan.subjects.iter().any(is_weighted), "{} weighs nothing", plan.name);
         }
     }
+}
+
+#[test]
+fn the_page_says_how_long_profiles_take_and_how_large_their_disks_are() {
+    let pages = pages();
+    let mut rows = 0;
+    for plan in BUILT_IN.iter().map(|(name, _)| Plan::named(name).unwrap()) {
+        for (name, profile) in &plan.profiles {
+            let long = plan.clone().with_profile(name).unwrap();
+            let (disks, size) = (long.loads.iter().map(|load| load.disks).max().unwrap(), profile.size.unwrap());
+            let hours = runner::duration(&long, &runner::steps(&long, 0, None)).as_secs().div_ceil(3600);
+            let (ramp, runtime) = (profile.ramp_time, profile.runtime);
+            let row = format!(
+                "\n| `{} --profile {name}` | {ramp}, {runtime} | {disks} of {size} | {hours} hours |\n",
+                plan.name
+            );
+            assert!(pages.contains(&row), "docs/lab.md has no row{row}");
+            rows += 1;
+        }
+    }
+    let of_profiles = pages.lines().filter(|line| line.starts_with("| `") && line.contains(" --profile "));
+    assert_eq!(of_profiles.count(), rows);
 }
 
 #[test]

@@ -309,7 +309,7 @@ impl Plan {
         self
     }
 
-    /// With the times of one of its profiles.
+    /// With the times and the size of one of its profiles.
     ///
     /// # Errors
     /// It has none of this name.
@@ -319,9 +319,17 @@ impl Plan {
             let known = if known.is_empty() { "none".into() } else { known };
             return Err(PlanError(format!("{} has no profile '{name}': it has {known}", self.name)));
         };
+        let is_device = self.disk.kind == DiskKind::Device;
+        if !is_device {
+            self.disk.size = profile.size.or(self.disk.size);
+        }
         self.loads.change(|loads| {
             for keys in loads.iter_mut().filter(|keys| keys.jobfile.is_none()) {
                 (keys.ramp_time, keys.runtime) = (profile.ramp_time, profile.runtime);
+                // An application's is of its files.
+                if is_device && keys.application.is_none() {
+                    keys.size = profile.size.or(keys.size);
+                }
             }
         });
         Ok(self)
@@ -941,14 +949,39 @@ mod tests {
     #[test]
     fn a_profile_has_times_for_all_loads_and_there_is_no_other() {
         // Those who published said two lengths.
-        for (name, profile, runtime) in
-            [("polling", "published", 150.0), ("polling", "published-4m", 240.0), ("qemu", "published-4m", 240.0)]
-        {
+        for (name, profile, runtime, size) in [
+            ("polling", "published", 150.0, 2),
+            ("polling", "published-4m", 240.0, 2),
+            ("qemu", "published", 150.0, 2),
+            ("qemu", "published-4m", 240.0, 2),
+            ("plug", "published", 600.0, 80),
+            ("scheduler", "published", 600.0, 80),
+        ] {
             let plan = Plan::named(name).unwrap().with_profile(profile).unwrap();
             assert!(plan.loads.iter().all(|load| load.keys.runtime == Seconds(runtime)), "{name} {profile}");
+            assert_eq!(plan.disk.size, Some(Bytes(size << 30)), "{name} {profile}");
         }
         let error = Plan::named("quick").unwrap().with_profile("published").unwrap_err();
         assert_eq!(error.to_string(), "quick has no profile 'published': it has none");
+    }
+
+    #[test]
+    fn a_profiles_size_is_that_of_the_disks_that_the_lab_makes_and_of_a_device_what_is_used() {
+        let with = |disk: &str, profile: &str| {
+            let loads = "[[load]]\nsize = '1M'\n[[load]]\njobfile = 'x.fio'\n";
+            let text = format!(
+                "name = 'p'\ntitle = 't'\n[disk]\n{disk}\n[[subject]]\nname = 's'\nstack = 'host'\n{loads}\
+                 [profile.long]\nramp_time = 1\nruntime = 9\n{profile}\n"
+            );
+            let plan = toml::from_str::<Plan>(&text).unwrap().with_profile("long").unwrap();
+            (plan.disk.size, plan.loads.iter().map(|load| load.keys.size).collect::<Vec<_>>())
+        };
+        let [small, large, used] = [16 << 20, 2 << 30, 1 << 20].map(|bytes| Some(Bytes(bytes)));
+        assert_eq!(with("type = 'file'\nsize = '16M'", "size = '2G'"), (large, vec![used, None]));
+        assert_eq!(with("type = 'file'\nsize = '16M'", ""), (small, vec![used, None]));
+        let device = "type = 'device'\npath = '/dev/x'";
+        assert_eq!(with(device, "size = '2G'"), (None, vec![large, None]));
+        assert_eq!(with(device, ""), (None, vec![used, None]));
     }
 
     #[test]

@@ -53,7 +53,9 @@ pub fn fingerprint(run: &Run) -> Grid {
     }
     for one in &host.started {
         let digest = one.sha256.get(..16).unwrap_or(&one.sha256);
-        row(&format!("Started for: {}", one.name), format!("{}, SHA-256 {digest}…", one.path));
+        let version = Some(one.version.as_str()).filter(|version| !version.is_empty());
+        let is = version.into_iter().chain([one.path.as_str()]).collect::<Vec<_>>().join(", ");
+        row(&format!("Started for: {}", one.name), format!("{is}, SHA-256 {digest}…"));
     }
     for (name, is) in &host.settings {
         row(&format!("Setting: {name}"), is.clone());

@@ -6,9 +6,9 @@ use csv::StringRecord;
 
 use super::tables::{self, Grid, Link, interval};
 use crate::analysis::profile::Profiles;
-use crate::analysis::{Analysis, CellKey, difference, figure};
+use crate::analysis::{Analysis, CellKey, counterpart, difference, figure};
 use crate::plan::{Bytes, Load, Metric, Published, Subject};
-use crate::statistics::median;
+use crate::statistics::{mean, median};
 
 impl Published {
     fn title(self) -> &'static str {
@@ -40,9 +40,12 @@ impl Published {
     /// What is to be said of the comparison.
     fn remark(self) -> Option<&'static str> {
         match self {
-            Self::S0Iops | Self::S0Cpu | Self::S1Weight | Self::S1Window => {
+            Self::S0Iops | Self::S0Cpu | Self::S1Window => {
                 Some("Theirs are a guest's on their hardware: compare the differences, not the rates.")
             }
+            Self::S1Weight => Some(
+                "Means over 1, 4 and 8 jobs, each on 1 and on 8 I/O threads. Theirs are a guest's on their hardware, and over two types of storage: ours are of one.",
+            ),
             Self::S3Busy => Some(
                 "A difference between two kernels needs a run on each of them: egret compare A B shows ours, as host busy of fio on the host.",
             ),
@@ -127,13 +130,13 @@ struct Here<'a> {
 
 type Column<'a> = (String, Box<dyn Fn(&Row<'_>) -> Option<Here<'a>> + 'a>);
 
-/// The lines of the plan, that of the baseline first; but for that of the weights, which has tables of its own.
+/// The lines of the plan, that of the baseline first; but for those of the weights, which have loads and tables of their own.
 fn lines<'a>(analysis: &'a Analysis<'_>) -> Vec<&'a str> {
     let plan = &analysis.run.plan;
     let baseline = plan.subjects.iter().filter(|subject| subject.name == plan.baseline());
     let mut lines: Vec<&str> = Vec::new();
     for line in baseline.chain(&plan.subjects).filter_map(|subject| subject.line.as_deref()) {
-        if !lines.contains(&line) && line != "weight" {
+        if !lines.contains(&line) && line.split(' ').next() != Some("weight") {
             lines.push(line);
         }
     }
@@ -186,7 +189,9 @@ fn s0_cpu<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
         let value = move |row: &Row<'_>| {
             let iothreads = row.field("iothreads");
             let subject = on_line(analysis, line, iothreads)?;
-            let cpus = analysis.loads.iter().copied().filter_map(|load| {
+            // Under the weights' loads not every line is.
+            let loads = analysis.loads.iter().copied().filter(|load| load.bs != WEIGHED);
+            let cpus = loads.filter_map(|load| {
                 let key = CellKey { load: &load.name, subject: &subject.name, point: 0 };
                 analysis.summary(key, Metric::IoThreads).map(|summary| (load, summary.median))
             });
@@ -202,43 +207,66 @@ fn s0_cpu<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     lines(analysis).into_iter().map(column).collect()
 }
 
-/// The subject that has a `poll-weight`, and the loads under which weights are compared as they were published: of 4k,
-/// beside a baseline without one. Under another load that subject is compared with something else.
-fn of_weight<'a>(analysis: &'a Analysis<'_>, weight: &str) -> Option<(Vec<&'a Load>, &'a Subject)> {
+/// The length of a request under which weights were compared.
+const WEIGHED: Bytes = Bytes(4096);
+/// The jobs and the I/O threads over which the published means of weights are, and how many cells that makes of four patterns.
+const JOBS: [u16; 3] = [1, 4, 8];
+const IO_THREADS: [u32; 2] = [1, 8];
+const CELLS: usize = 4 * JOBS.len() * IO_THREADS.len();
+
+/// The cells of a `poll-weight` on so many I/O threads, as it was published: of 4k with eight in flight, each with what it is
+/// compared with, which has no weight and as many I/O threads.
+fn of_weight<'a>(
+    analysis: &'a Analysis<'_>,
+    weight: &str,
+    iothreads: &[u32],
+) -> Vec<(&'a Load, &'a Subject, &'a Subject)> {
     let plan = &analysis.run.plan;
     let poll_weight = |one: &Subject| one.iothread.get("poll-weight").map(ToString::to_string);
-    let subject = plan.subjects.iter().find(|one| poll_weight(one).is_some_and(|of| of == weight))?;
-    let is_without = |name: &str| plan.subjects.iter().any(|one| one.name == name && poll_weight(one).is_none());
-    let is_published =
-        |load: &&Load| load.bs == Bytes(4096) && load.is_put_on(&subject.name) && is_without(plan.baseline_under(load));
-    Some((analysis.loads.iter().copied().filter(is_published).collect(), subject))
+    let named = |name: &str| plan.subjects.iter().find(|one| one.name == name);
+    let mut all = Vec::new();
+    for load in analysis.loads.iter().copied().filter(|load| load.bs == WEIGHED && load.iodepth == 8) {
+        for subject in plan.subjects.iter().filter(|one| load.is_put_on(&one.name)) {
+            let replaced = counterpart(plan, load, &subject.name).and_then(named);
+            let is_weight = poll_weight(subject).is_some_and(|of| of == weight);
+            if let Some(replaced) = replaced.filter(|_| is_weight && iothreads.contains(&subject.iothreads))
+                && poll_weight(replaced).is_none()
+                && replaced.iothreads == subject.iothreads
+            {
+                all.push((load, subject, replaced));
+            }
+        }
+    }
+    all
 }
 
-/// What the weights differ by from what they replaced, as it was published: the mean over the patterns, and the range. CPU
-/// is the I/O threads', and not that of a request.
+/// What the weights differ by from what they replaced, as it was published: the mean over the patterns, and the range, each over
+/// the jobs and the numbers of I/O threads. CPU is the I/O threads', and not that of a request.
 fn s1_weight<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |metric: Metric| -> Column<'a> {
         let value = move |row: &Row<'_>| {
-            let (loads, subject) = of_weight(analysis, row.field("weight"))?;
-            let mean = |logs: &[f64]| logs.iter().sum::<f64>() / logs.len() as f64;
+            let mut all = of_weight(analysis, row.field("weight"), &IO_THREADS);
+            all.retain(|(load, ..)| JOBS.contains(&load.numjobs));
             let mut patterns: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-            for load in &loads {
-                let key = |subject| CellKey { load: &load.name, subject, point: 0 };
-                let baseline = analysis.run.plan.baseline_under(load);
-                let logs = analysis.table.log_ratios(key(&subject.name), key(baseline), metric);
-                let logs: Vec<f64> = logs.into_iter().map(|(_, log)| log).collect();
-                if !logs.is_empty() {
-                    patterns.entry(&load.rw).or_default().push(mean(&logs));
-                }
+            for &(load, subject, replaced) in &all {
+                let key = |one: &'a Subject| CellKey { load: &load.name, subject: &one.name, point: 0 };
+                let logs = analysis.table.log_ratios(key(subject), key(replaced), metric);
+                let log = mean(&logs.into_iter().map(|(_, log)| log).collect::<Vec<_>>());
+                log.into_iter().for_each(|log| patterns.entry(&load.rw).or_default().push(log));
             }
-            let logs: Vec<f64> = patterns.values().map(|logs| mean(logs)).collect();
+            let logs: Vec<f64> = patterns.values().filter_map(|logs| mean(logs)).collect();
             let (low, high) = (logs.iter().copied().reduce(f64::min)?, logs.iter().copied().reduce(f64::max)?);
-            let [all, low, high] = [mean(&logs), low, high].map(|log| difference(log.exp()));
-            let text = match logs.len() {
-                1 => format!("{all} (one pattern)"),
-                several => format!("{all}, from {low} to {high} ({several} patterns)"),
+            let [all_of_them, low, high] = [mean(&logs)?, low, high].map(|log| difference(log.exp()));
+            let cells = match patterns.values().map(Vec::len).sum::<usize>() {
+                CELLS => String::new(),
+                some => format!(", {some} of {CELLS} cells"),
             };
-            Some(Here { text, load: &loads.first()?.name, subject: &subject.name })
+            let text = match logs.len() {
+                1 => format!("{all_of_them} (one pattern{cells})"),
+                several => format!("{all_of_them}, from {low} to {high} ({several} patterns{cells})"),
+            };
+            let &(load, subject, _) = all.first()?;
+            Some(Here { text, load: &load.name, subject: &subject.name })
         };
         (format!("{}, difference to the baseline: mean and range over the patterns", metric.name()), Box::new(value))
     };
@@ -248,8 +276,8 @@ fn s1_weight<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
 fn s1_window<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |metric: Metric| -> Column<'a> {
         let value = move |row: &Row<'_>| {
-            let (loads, subject) = of_weight(analysis, row.field("weight"))?;
-            let load = loads.into_iter().find(|load| load.rw == "randread")?;
+            let of_two = of_weight(analysis, row.field("weight"), &[2]);
+            let (load, subject, _) = of_two.into_iter().find(|(load, ..)| load.rw == "randread")?;
             median_of(analysis, &load.name, &subject.name, metric)
         };
         (format!("{}, {}", metric.name(), metric.unit()), Box::new(value))
@@ -290,51 +318,88 @@ mod tests {
     use crate::plan::Plan;
     use crate::results::{Cell, CellId, Ledger, Measurement, Operations, Outcome, Run};
 
-    #[test]
-    fn a_weight_is_compared_under_the_patterns_that_were_published_and_under_no_other_load() {
-        let plan = Plan::named("polling").unwrap();
-        let is_published = |load: &str| load.ends_with(" 4k QD8 2 jobs");
-        assert_eq!(plan.loads.iter().filter(|load| is_published(&load.name)).count(), 4);
-        let weight_3 = |fails: bool| {
-            let mut run =
-                Run { plan: plan.clone(), ..Run::of("name='p'\ntitle='t'\nsubject=[]\nload=[]\ndisk.type='null'") };
-            for load in plan.loads.iter() {
-                for subject in plan.subjects.iter().filter(|subject| load.is_put_on(&subject.name)) {
-                    for repetition in 0..5 {
-                        let is_weight_3 = subject.name == "weighted, 2 I/O threads";
-                        let requests = match (is_published(&load.name), is_weight_3, load.rw.as_str()) {
-                            (false, _, _) if subject.iothreads == 2 => 2000,
-                            (true, true, "read") => 500,
-                            _ => 1000,
-                        };
-                        let reads = Some(Operations { requests, bytes: 4096 * requests, ..Operations::default() });
-                        // A tenth less CPU, whatever was done in it.
-                        let io_threads = Some(if is_weight_3 { 900_000_000 } else { 1_000_000_000 });
-                        let cpu = Ledger { io_thread_work: io_threads, ..Ledger::default() };
-                        let measured = Measurement { seconds: 1.0, reads, cpu, ..Measurement::default() };
-                        let outcome = match fails && is_published(&load.name) && is_weight_3 {
-                            true => Outcome::Failed { reason: "it crashed".into(), log: Vec::new() },
-                            false => Outcome::Measured(Box::new(measured)),
-                        };
-                        let (load, subject) = (load.name.clone(), subject.name.clone());
-                        run.cells.push(Cell {
-                            id: CellId { load, subject, repetition, point: 0 },
-                            started: 0,
-                            outcome,
-                        });
-                    }
+    /// A run of a built-in plan, in which every cell comes to what `measure` says: so many requests and so much CPU time of the I/O
+    /// threads in a second, or nothing.
+    fn run(plan: &str, measure: impl Fn(&Load, &Subject) -> Option<[u64; 2]>) -> Run {
+        let plan = Plan::named(plan).unwrap();
+        let mut run = Run { plan, ..Run::of("name='p'\ntitle='t'\nsubject=[]\nload=[]\ndisk.type='null'") };
+        for load in run.plan.loads.iter() {
+            for subject in run.plan.subjects.iter().filter(|subject| load.is_put_on(&subject.name)) {
+                for repetition in 0..5 {
+                    let outcome = match measure(load, subject) {
+                        None => Outcome::Failed { reason: "it crashed".into(), log: Vec::new() },
+                        Some([requests, io_threads]) => {
+                            let reads = Some(Operations { requests, bytes: 4096 * requests, ..Operations::default() });
+                            let cpu = Ledger { io_thread_work: Some(io_threads), ..Ledger::default() };
+                            let measured = Measurement { seconds: 1.0, reads, cpu, ..Measurement::default() };
+                            Outcome::Measured(Box::new(measured))
+                        }
+                    };
+                    let id = CellId { load: load.name.clone(), subject: subject.name.clone(), repetition, point: 0 };
+                    run.cells.push(Cell { id, started: 0, outcome });
                 }
             }
-            let beside = beside(Published::S1Weight, &Analysis::new(&run)).unwrap();
-            let row = beside.grid.rows.into_iter().find(|row| row.cells[0] == "3").unwrap();
-            row.cells[3..].to_vec()
-        };
-        let minus = |text: &str| text.replace('\u{2212}', "-").replace(['\u{202f}', '\u{a0}'], " ");
-        let said: Vec<String> = weight_3(false).iter().map(|text| minus(text)).collect();
-        assert_eq!(
-            said,
-            ["-15.9 %, from -50.0 % to +0.0 % (4 patterns)", "-10.0 %, from -10.0 % to -10.0 % (4 patterns)"]
-        );
-        assert_eq!(weight_3(true), ["not measured", "not measured"]);
+        }
+        run
+    }
+
+    /// What stands here in a row of a published table.
+    fn here(table: Published, run: &Run, first: &str) -> Vec<String> {
+        let beside = beside(table, &Analysis::new(run)).unwrap();
+        let row = beside.grid.rows.into_iter().find(|row| row.cells[0] == first).unwrap();
+        let plain = |text: &String| text.replace('\u{2212}', "-").replace(['\u{202f}', '\u{a0}'], " ");
+        row.cells[3..].iter().map(plain).collect()
+    }
+
+    #[test]
+    fn a_weight_is_compared_over_the_jobs_and_the_io_threads_that_were_published_and_under_no_other_load() {
+        for plan in ["qemu", "polling"] {
+            // Weight 3 loses half of the IOPS of reads on eight I/O threads, and takes a tenth less CPU, whatever was done in it.
+            let weight_3 = |fails: fn(&Load, &Subject) -> bool| {
+                let run = run(plan, |load, subject| {
+                    let is_published = load.bs == WEIGHED && JOBS.contains(&load.numjobs);
+                    let is_weight_3 = subject.name.starts_with("weight 3, ");
+                    let requests = match (is_published, is_weight_3, subject.iothreads) {
+                        (false, _, 2) => 2000,
+                        (true, true, 8) if load.rw == "read" => 500,
+                        // What eight threads do is to be compared with what eight do.
+                        (true, _, 8) => 1000,
+                        _ => 3000,
+                    };
+                    let cpu = if is_weight_3 { 900_000_000 } else { 1_000_000_000 };
+                    (!(is_weight_3 && fails(load, subject))).then_some([requests, cpu])
+                });
+                here(Published::S1Weight, &run, "3")
+            };
+            // The root of a half for reads, and of the four patterns the fourth root of that.
+            let iops = "-8.3 %, from -29.3 % to +0.0 % (4 patterns";
+            let cpu = "-10.0 %, from -10.0 % to -10.0 % (4 patterns";
+            assert_eq!(weight_3(|_, _| false), [iops, cpu].map(|text| format!("{text})")), "{plan}");
+            let is_one =
+                |load: &Load, subject: &Subject| (load.rw.as_str(), load.numjobs, subject.iothreads) == ("write", 4, 1);
+            assert_eq!(weight_3(is_one), [iops, cpu].map(|text| format!("{text}, 23 of 24 cells)")), "{plan}");
+            assert_eq!(weight_3(|load, _| load.rw != "read")[0], "-29.3 % (one pattern, 6 of 24 cells)", "{plan}");
+            assert_eq!(weight_3(|_, _| true), ["not measured", "not measured"], "{plan}");
+        }
+    }
+
+    #[test]
+    fn beside_a_published_change_of_polling_stand_no_weights_and_nothing_of_the_loads_that_are_theirs() {
+        let lines =
+            [("qemu", ["before", "after", "Egret"]), ("polling", ["weighted", "per-source window", "low-regret"])];
+        for (plan, lines) in lines {
+            let run = run(plan, |load, _| {
+                let cpu = match (load.bs, load.writes()) {
+                    (WEIGHED, _) => 900_000_000,
+                    (_, true) => 600_000_000,
+                    (_, false) => 400_000_000,
+                };
+                Some([1000, cpu])
+            });
+            let of_lines = super::lines(&Analysis::new(&run)).into_iter().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(of_lines[..3], lines);
+            assert!(!of_lines.iter().any(|line| line.starts_with("weight ")), "{plan}: {of_lines:?}");
+            assert_eq!(here(Published::S0Cpu, &run, "1")[..3], ["50.0 %"; 3], "{plan}");
+        }
     }
 }

@@ -19,7 +19,7 @@ mod perf;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -116,8 +116,7 @@ pub fn check(plan: &Plan, options: &RunOptions) -> Result<(), String> {
     if options.precondition {
         disks::check_precondition(plan, options.write_device)?;
     }
-    let place = options.directory.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("."));
-    disks::check(plan, place)
+    disks::check(plan, &options.directory)
 }
 
 /// How long a plan's cells take, one after the other, without those of job files: only their authors know that.
@@ -570,6 +569,7 @@ pub fn raw_name(id: &CellId) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;

@@ -259,6 +259,11 @@ impl Deployment for Remote {
             && (self.writable || !load.writes())
     }
 
+    fn pids(&self) -> Vec<u32> {
+        let egret = self.monitor.as_deref().and_then(|monitor| Server::at(monitor).ok());
+        self.domain.iter().map(|domain| domain.pid).chain(egret.map(|egret| egret.pid)).collect()
+    }
+
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let work = Work::of(task, &self.disks[..task.load.disks.into()], Place::OWN_FOLDER)?;
         let mut server = self.monitor.as_deref().map(Server::at).transpose()?;
@@ -313,7 +318,10 @@ pub(crate) fn complaint(subject: &Subject) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
+    use crate::process::ProcessReaper;
 
     #[test]
     fn a_domain_is_the_process_that_libvirt_wrote_down() {
@@ -323,6 +331,26 @@ mod tests {
         assert_eq!(Domain::find("vm1", folder.path()), Ok(Domain { pid, is_emulated: false }));
         let Err(Unable::Impossible(reason)) = Domain::find("vm2", folder.path()) else { panic!("it does not run") };
         assert_eq!(reason, "domain 'vm2' does not run here: virsh list names those that run");
+    }
+
+    #[test]
+    fn what_serves_over_ssh_is_the_domains_qemu_where_there_is_one() {
+        let connected = |domain: Option<Domain>| {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(b"hello 6.1\n").unwrap();
+            Remote {
+                ssh: ProcessReaper::new().unwrap().start(Command::new("true")).unwrap(),
+                agent: Agent::greet(ours, TO_CONNECT).unwrap(),
+                disks: Vec::new(),
+                writable: false,
+                destroy: false,
+                domain,
+                monitor: None,
+                broken: false,
+            }
+        };
+        assert_eq!(connected(Some(Domain { pid: 7, is_emulated: false })).pids(), [7]);
+        assert!(connected(None).pids().is_empty());
     }
 
     #[test]

@@ -357,6 +357,8 @@ impl Drop for Door {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -368,5 +370,17 @@ mod tests {
         };
         assert_eq!(said("poll-weight").unwrap(), "/old/qemu has no poll-weight: it is older than that");
         assert_eq!(said("poll-wieght"), None);
+    }
+
+    #[test]
+    fn a_guest_has_room_for_eight_times_as_many_disks_as_slots_and_says_so_of_more() {
+        let device = |number, all| {
+            placed(json!({ "driver": "virtio-blk-pci" }), number, all).map(|device| device["addr"].clone())
+        };
+        assert_eq!(device(15, 16), Ok(Value::Null), "where there are few QEMU finds a slot for each");
+        let places: BTreeSet<String> = (0..184).map(|number| device(number, 184).unwrap().to_string()).collect();
+        assert!(places.len() == 184 && places.contains("\"8.0\"") && places.contains("\"1e.7\""), "{places:?}");
+        let refused = Unable::Impossible("a guest has room for 184 disks, not 185".into());
+        assert_eq!(device(0, 185), Err(refused));
     }
 }
