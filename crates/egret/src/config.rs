@@ -68,8 +68,8 @@ mod tests {
         std::fs::write(&file, "[[blockdev]]\nnode-name = 'n'\ndriver = 'null-oc'\n").unwrap();
         let error = check(&file).unwrap_err().to_string();
         assert!(error.ends_with(
-            "egret.toml:3: blockdev 'n': driver must be file, host_device, null-co, null-aio, nbd, rbd, raw or blkdebug, \
-             got 'null-oc'"
+            "egret.toml:3: blockdev 'n': driver must be file, host_device, null-co, null-aio, nbd, rbd, raw, throttle or \
+             blkdebug, got 'null-oc'"
         ));
     }
 }

@@ -51,7 +51,8 @@ while read -r word number seconds bytes; do
   status=$?
   # What timeout says of one that was late; busybox's is the job by then, and ended by SIGTERM.
   case $status in 124 | 143) end_groups "$job"; status=137 ;; esac
-  [ -e gone ] || kill "$watch"
+  # Not by SIGTERM: one that has just begun still has the trap of who began it, and would remove the folder.
+  [ -e gone ] || kill -KILL "$watch"
   wait "$watch" 2>/dev/null
   echo "done $number $status $(($(wc -c <out)))" >&3
   cat out >&3
