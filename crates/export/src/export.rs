@@ -200,13 +200,14 @@ impl Export {
     /// of it is stuck: then nobody has to be waited for when it ends. How long a client's session takes to end the client decides,
     /// though it uses nothing.
     pub fn ends_at_once(&self) -> bool {
-        if let DeviceType::Nbd(offer) = &self.device {
-            self.stop.stop();
-            // It has a lane on each loop, which that one is to let go of.
-            let loops = lock(&self.shared.queues).loops.clone();
-            return offer.is_idle() && loops.iter().all(|on| on.answers_within(PATIENCE));
-        }
         // Before it is stopped, for then a client that is there may be gone at any moment.
+        if let DeviceType::Nbd(offer) = &self.device {
+            let was_idle = offer.is_idle();
+            self.stop.stop();
+            // It has a lane on each loop, which that one is to let go of. And somebody may have come until just now.
+            let loops = lock(&self.shared.queues).loops.clone();
+            return was_idle && offer.is_idle() && loops.iter().all(|on| on.answers_within(PATIENCE));
+        }
         let is_shut = self.shared.shut();
         self.stop.stop();
         is_shut && lock(&self.shared.queues).unwritten.is_empty()
