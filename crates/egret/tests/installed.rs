@@ -16,9 +16,12 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// In the program's place, and smaller: what is packed and unpacked here.
 fn program(scratch: &Scratch) -> PathBuf {
-    let path = scratch.path("egret");
-    fs::write(&path, format!("#!/bin/sh\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_egret"))).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let [text, path] = ["egret.sh", "egret"].map(|name| scratch.path(name));
+    fs::write(&text, format!("#!/bin/sh\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_egret"))).unwrap();
+    // Who forks here meanwhile would have it open for writing, and nobody could execute it.
+    let mut install = Command::new("install");
+    install.args(["-m", "0755"]).args([&text, &path]);
+    succeeds(install);
     path
 }
 
@@ -76,6 +79,16 @@ const BESIDE_THE_MANUAL: [&str; 9] = [
     "share/fish/vendor_completions.d/egret.fish",
 ];
 
+/// That all of it is among these files, which are under a prefix, with pages that are packed or not.
+fn is_complete(found: &BTreeSet<String>, prefix: &str, pages: &str) {
+    let missing: Vec<_> =
+        BESIDE_THE_MANUAL.into_iter().filter(|file| !found.contains(&format!("{prefix}{file}"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    for command in commands() {
+        assert!(found.contains(&format!("{prefix}share/man/man1/egret-{command}{pages}")), "{command}: {found:?}");
+    }
+}
+
 #[test]
 fn what_is_installed_is_complete_and_its_units_start_the_program_where_it_is() {
     if !has_or_skips("make") {
@@ -88,12 +101,8 @@ fn what_is_installed_is_complete_and_its_units_start_the_program_where_it_is() {
     make.arg(format!("PREFIX={}", prefix.display()));
     succeeds(make);
     let installed = files(&prefix);
-    let missing: Vec<_> = BESIDE_THE_MANUAL.into_iter().filter(|file| !installed.contains(*file)).collect();
-    assert!(missing.is_empty(), "{missing:?}");
+    is_complete(&installed, "", ".1");
     assert!(installed.contains("share/zsh/site-functions/_egret"), "{installed:?}");
-    for command in commands() {
-        assert!(installed.contains(&format!("share/man/man1/egret-{command}.1")), "{command}: {installed:?}");
-    }
     for unit in ["egret.service", "egret@.service"] {
         let text = fs::read_to_string(prefix.join("lib/systemd/system").join(unit)).unwrap();
         let (_, start) = text.split_once("\nExecStart=").unwrap();
@@ -125,13 +134,8 @@ fn a_package_has_all_that_is_installed_and_says_what_it_needs() {
     unpack.args(["--raw-extract", &package]).arg(&root);
     succeeds(unpack);
     let packed = files(&root);
-    let missing: Vec<_> =
-        BESIDE_THE_MANUAL.into_iter().filter(|file| !packed.contains(&format!("usr/{file}"))).collect();
-    assert!(missing.is_empty(), "{missing:?}");
+    is_complete(&packed, "usr/", ".1.gz");
     assert!(packed.contains("usr/share/zsh/vendor-completions/_egret") && packed.contains("DEBIAN/postinst"));
-    for command in commands() {
-        assert!(packed.contains(&format!("usr/share/man/man1/egret-{command}.1.gz")), "{command}: {packed:?}");
-    }
     let unit = fs::read_to_string(root.join("usr/lib/systemd/system/egret.service")).unwrap();
     assert!(unit.contains("\nExecStart=/usr/bin/egret serve "), "{unit}");
     assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o777, 0o755, "it becomes the host's /");

@@ -424,13 +424,18 @@ fn what_is_flushed_while_nobody_serves_it_is_flushed_over_another_connection_whe
     }
 }
 
+/// Asks something of a disk whose server is another by now.
+fn meanwhile<T: Send>(server: &Server, says: Says, ask: impl FnOnce() -> T + Send) -> (T, Peer) {
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(ask);
+        let peer = server.accept(says);
+        (asked.join().unwrap(), peer)
+    })
+}
+
 /// Flushes a disk whose server is another by now.
 fn flush_again(disk: &Disk, server: &Server, says: Says) -> (Result<(), Option<i32>>, Peer) {
-    std::thread::scope(|scope| {
-        let flushed = scope.spawn(|| disk.flush().map_err(|e| e.raw_os_error()));
-        let peer = server.accept(says);
-        (flushed.join().unwrap(), peer)
-    })
+    meanwhile(server, says, || disk.flush().map_err(|e| e.raw_os_error()))
 }
 
 #[test]
@@ -518,11 +523,7 @@ fn an_io_thread_that_comes_after_the_server_was_restarted_waits_for_a_connection
 
 /// Asks for the size of a disk whose server is another by now.
 fn ask_again(disk: &Disk, server: &Server, says: Says) -> (Result<u64, String>, Peer) {
-    std::thread::scope(|scope| {
-        let size = scope.spawn(|| disk.refresh_size().map_err(|e| e.to_string()));
-        let peer = server.accept(says);
-        (size.join().unwrap(), peer)
-    })
+    meanwhile(server, says, || disk.refresh_size().map_err(|e| e.to_string()))
 }
 
 #[test]
