@@ -1,7 +1,7 @@
 //! The command that limits disks, and how limits are shown.
 
-use egret_disk::{LARGEST_LIMIT, Limit, Limits, Rates};
-use egret_vocabulary::schema::{Key, Shape, ValueType};
+use egret_disk::{LARGEST_LIMIT, Limits};
+use egret_vocabulary::schema::{Key, Shape, ValueType, limits_by_name};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
@@ -69,18 +69,7 @@ pub(super) static COMMANDS: &[Command] = &[Command {
 }];
 
 fn limits(arguments: &Arguments) -> Limits {
-    let number = |key: String, unset| arguments.get(&key).and_then(Value::as_u64).unwrap_or(unset);
-    let limit = |name: &str| Limit {
-        average: number(name.to_owned(), 0),
-        burst: number(format!("{name}_max"), 0),
-        burst_seconds: number(format!("{name}_max_length"), 1),
-    };
-    let rates = |name: &str| Rates {
-        total: limit(name),
-        read: limit(&format!("{name}_rd")),
-        write: limit(&format!("{name}_wr")),
-    };
-    Limits { bytes: rates("bps"), requests: rates("iops"), request_bytes: number("iops_size".to_owned(), 0) }
+    limits_by_name(["", "_rd", "_wr"], "_", |name| arguments.get(name)?.as_u64())
 }
 
 /// A blockdev's limits as `query-named-block-nodes` has them: bursts and the like only where there are some.

@@ -62,7 +62,7 @@ pub(crate) use process::{MEMORY_MAX, default_memory_max};
 pub use rbd::{AuthMode, Encrypt, EncryptionFormat, MonitorAddress, Rbd};
 pub use reference::{Row, help, reference, rows};
 pub use secret::{Secret, SecretFormat};
-pub use throttle_group::{ThrottleAliases, ThrottleGroup, ThrottleLimits};
+pub use throttle_group::{ThrottleAliases, ThrottleGroup, ThrottleLimits, limits_by_name};
 pub use tls_creds::{Endpoint, TlsCreds};
 pub use validate::{Spelling, validate_arguments};
 pub use words::{Word, words};

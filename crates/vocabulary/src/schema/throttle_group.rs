@@ -102,21 +102,8 @@ impl ThrottleGroup {
     /// What its disks may do together.
     pub fn limits(&self) -> Limits {
         let written = json!(self);
-        let number = |name: String, unset| {
-            let said = written["limits"][&name].as_u64().or_else(|| written[format!("x-{name}")].as_u64());
-            said.unwrap_or(unset)
-        };
-        let limit = |name: String| Limit {
-            average: number(name.clone(), 0),
-            burst: number(format!("{name}-max"), 0),
-            burst_seconds: number(format!("{name}-max-length"), 1),
-        };
-        let rates = |unit: &str| Rates {
-            total: limit(format!("{unit}-total")),
-            read: limit(format!("{unit}-read")),
-            write: limit(format!("{unit}-write")),
-        };
-        Limits { bytes: rates("bps"), requests: rates("iops"), request_bytes: number("iops-size".to_owned(), 0) }
+        let said = |name: &str| written["limits"][name].as_u64().or_else(|| written[format!("x-{name}")].as_u64());
+        limits_by_name(["-total", "-read", "-write"], "-", said)
     }
 
     /// The same with some limits changed, as an object of them says; those that it leaves out stay.
@@ -136,6 +123,22 @@ impl ThrottleGroup {
     pub fn fill_in(&mut self) {
         *self = Self::new(&*self.id, self.limits());
     }
+}
+
+/// Limits by the names that they have in one of QEMU's spellings: behind `bps` and `iops` one of `parts`, for both, reads and
+/// writes, and `joint` between words.
+pub fn limits_by_name(parts: [&str; 3], joint: &str, said: impl Fn(&str) -> Option<u64>) -> Limits {
+    let limit = |name: String| Limit {
+        average: said(&name).unwrap_or(0),
+        burst: said(&format!("{name}{joint}max")).unwrap_or(0),
+        burst_seconds: said(&format!("{name}{joint}max{joint}length")).unwrap_or(1),
+    };
+    let rates = |unit: &str| {
+        let [total, read, write] = parts.map(|part| limit(format!("{unit}{part}")));
+        Rates { total, read, write }
+    };
+    let request_bytes = said(&format!("iops{joint}size")).unwrap_or(0);
+    Limits { bytes: rates("bps"), requests: rates("iops"), request_bytes }
 }
 
 /// Every one of them.
