@@ -108,13 +108,23 @@ impl Config {
         }
     }
 
+    /// What `--object` makes: the name of each, and what it is.
+    pub fn objects(&self) -> impl Iterator<Item = (&str, &'static str)> {
+        let iothreads = self.iothreads.iter().map(|object| (&*object.id, IoThread::NOUN));
+        let throttle_groups = self.throttle_groups.iter().map(|object| (&*object.id, ThrottleGroup::NOUN));
+        let secrets = self.secrets.iter().map(|object| (&*object.id, Secret::NOUN));
+        let tls_creds = self.tls_creds.iter().map(|object| (&*object.id, TlsCreds::NOUN));
+        iothreads.chain(throttle_groups).chain(secrets).chain(tls_creds)
+    }
+
     /// Whether something that `--object` makes has this name: no two of them have the same.
     pub fn has_object(&self, id: &str) -> bool {
-        let secrets = self.secrets.iter().map(|object| &object.id);
-        let tls_creds = self.tls_creds.iter().map(|object| &object.id);
-        let throttle_groups = self.throttle_groups.iter().map(|object| &object.id);
-        let iothreads = self.iothreads.iter().map(|object| &object.id);
-        secrets.chain(tls_creds).chain(throttle_groups).chain(iothreads).any(|name| name == id)
+        self.objects().any(|(name, _)| name == id)
+    }
+
+    /// All blockdevs, with those that lie in others.
+    pub fn layers(&self) -> impl Iterator<Item = &Blockdev> {
+        self.blockdevs.iter().flat_map(Blockdev::layers)
     }
 
     /// Adds a blockdev.

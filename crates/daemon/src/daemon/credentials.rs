@@ -87,7 +87,7 @@ impl Daemon {
         let names =
             |blockdev: &Blockdev| matches!(&blockdev.driver, Driver::Nbd(nbd) if nbd.tls_creds.as_deref() == Some(id));
         let server = self.config.nbd_server.as_ref().and_then(|server| server.tls_creds.as_deref());
-        if server == Some(id) || self.config.blockdevs.iter().flat_map(Blockdev::layers).any(names) {
+        if server == Some(id) || self.config.layers().any(names) {
             return Err(ChangeError::ObjectInUse(id.to_owned()));
         }
         self.config.tls_creds.retain(|creds| creds.id != id);

@@ -266,8 +266,9 @@ impl Daemon {
 
     /// The node that has the image of a node: the lowest with a name of those that it lies over, or itself.
     pub(super) fn image_of(&self, name: &str) -> String {
-        let mut blockdevs = self.config.blockdevs.iter().flat_map(Blockdev::layers);
-        let Some(blockdev) = blockdevs.find(|blockdev| blockdev.name() == name) else { return name.to_owned() };
+        let Some(blockdev) = self.config.layers().find(|blockdev| blockdev.name() == name) else {
+            return name.to_owned();
+        };
         match blockdev.child_name() {
             Some(below) => self.image_of(below),
             None => {

@@ -164,8 +164,7 @@ impl Daemon {
 
     /// Closes the sets that no blockdev names: whoever sent them has left, and nobody else knows of them.
     pub fn remove_forsaken_fd_sets(&mut self) {
-        let all = self.config.blockdevs.iter().flat_map(Blockdev::layers);
-        let used: BTreeSet<FdSetNumber> = all.filter_map(Blockdev::fd_set).collect();
+        let used: BTreeSet<FdSetNumber> = self.config.layers().filter_map(Blockdev::fd_set).collect();
         self.fd_sets.0.retain(|id, set| set.stays || used.contains(id));
     }
 

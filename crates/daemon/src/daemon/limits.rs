@@ -53,7 +53,7 @@ impl Daemon {
             return Err(ChangeError::NoObject(id.to_owned()));
         }
         let names = |blockdev: &Blockdev| matches!(&blockdev.driver, Driver::Throttle(Throttle { throttle_group, .. }) if throttle_group == id);
-        if self.has_limited(id) || self.config.blockdevs.iter().flat_map(Blockdev::layers).any(names) {
+        if self.has_limited(id) || self.config.layers().any(names) {
             return Err(ChangeError::ObjectInUse(id.to_owned()));
         }
         self.throttle_objects.remove(id);

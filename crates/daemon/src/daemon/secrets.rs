@@ -32,7 +32,7 @@ impl Daemon {
             return Err(ChangeError::NoObject(id.to_owned()));
         }
         let names = |blockdev: &Blockdev| matches!(&blockdev.driver, Driver::Rbd(rbd) if rbd.secrets().any(|(_, name)| name == id));
-        if self.config.blockdevs.iter().flat_map(Blockdev::layers).any(names) {
+        if self.config.layers().any(names) {
             return Err(ChangeError::ObjectInUse(id.to_owned()));
         }
         self.config.secrets.retain(|secret| secret.id != id);

@@ -247,8 +247,7 @@ fn node(view: &View, name: &str) -> Option<Value> {
         Bottom::Null(_) => "null-co://".to_owned(),
         Bottom::Nbd(nbd) => nbd.uri(),
     };
-    let mut blockdevs = config.blockdevs.iter().flat_map(Blockdev::layers);
-    let driver = blockdevs.find(|blockdev| blockdev.name() == name)?.driver.word();
+    let driver = config.layers().find(|blockdev| blockdev.name() == name)?.driver.word();
     let mut shown = json!({
         "node-name": name,
         "drv": driver,

@@ -69,12 +69,11 @@ pub(super) static COMMANDS: &[Command] = &[
         run: Run::Mutate(|context, arguments| {
             let Delete { id } = typed(arguments)?;
             let daemon = &mut context.daemon;
-            let is_group = group(daemon.config(), &id).is_some();
-            match type_of_quiet(daemon.config(), &id) {
+            match kind_of(daemon.config(), &id) {
                 Some(Secret::NOUN) => daemon.remove_secret(&id)?,
-                Some(_) => daemon.remove_tls_creds(&id)?,
-                None if is_group => daemon.remove_throttle_group(&id)?,
-                None => daemon.remove_io_thread(&id)?,
+                Some(TlsCreds::NOUN) => daemon.remove_tls_creds(&id)?,
+                Some(ThrottleGroup::NOUN) => daemon.remove_throttle_group(&id)?,
+                _ => daemon.remove_io_thread(&id)?,
             }
             Ok(nothing())
         }),
@@ -97,7 +96,7 @@ pub(super) static COMMANDS: &[Command] = &[
         about: "A property as it is in force.",
         run: Run::Query(|view, arguments| {
             let OneProperty { path, property } = typed(arguments)?;
-            if let Some(of) = type_of_quiet(view.config(), &path) {
+            if let Some(of) = kind_of_quiet(view.config(), &path) {
                 let unknown = || QmpError::generic(format!("Property '{of}.{property}' not found"));
                 return if property == "type" { Ok(of.into()) } else { Err(unknown()) };
             }
@@ -154,14 +153,13 @@ pub(super) static COMMANDS: &[Command] = &[
     },
 ];
 
-/// The objects whose properties nobody is shown.
-fn quiet(config: &Config) -> impl Iterator<Item = (&String, &'static str)> {
-    let secrets = config.secrets.iter().map(|object| (&object.id, Secret::NOUN));
-    secrets.chain(config.tls_creds.iter().map(|object| (&object.id, TlsCreds::NOUN)))
+fn kind_of(config: &Config, path: &str) -> Option<&'static str> {
+    config.objects().find(|(id, _)| *id == id_in(path)).map(|(_, of)| of)
 }
 
-fn type_of_quiet(config: &Config, path: &str) -> Option<&'static str> {
-    quiet(config).find(|(id, _)| *id == id_in(path)).map(|(_, of)| of)
+/// The same of those whose properties nobody is shown.
+fn kind_of_quiet(config: &Config, path: &str) -> Option<&'static str> {
+    kind_of(config, path).filter(|of| [Secret::NOUN, TlsCreds::NOUN].contains(of))
 }
 
 fn id_in(path: &str) -> &str {
@@ -221,13 +219,10 @@ fn list(config: &Config, path: &str) -> Result<Value, QmpError> {
     match path {
         "/" => Ok(json!([kind, entry("objects", "child<container>")])),
         "/objects" | "/objects/" => {
-            let ids = config.iothreads.iter().map(|object| (&object.id, IoThread::NOUN));
-            let groups = config.throttle_groups.iter().map(|object| (&object.id, ThrottleGroup::NOUN));
-            let ids = ids.chain(groups).chain(quiet(config));
-            let ids = ids.map(|(id, of)| entry(id, &format!("child<{of}>")));
+            let ids = config.objects().map(|(id, of)| entry(id, &format!("child<{of}>")));
             Ok(std::iter::once(kind).chain(ids).collect())
         }
-        path if type_of_quiet(config, path).is_some() => Ok(json!([kind])),
+        path if kind_of_quiet(config, path).is_some() => Ok(json!([kind])),
         path => {
             let shape = match group(config, path) {
                 Some(_) => ThrottleGroup::SHAPE,
