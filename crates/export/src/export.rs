@@ -9,7 +9,7 @@ use std::{mem, ptr};
 use egret_confine::Bounds;
 use egret_disk::{Active, Disk, OpenError};
 use egret_event_loop::{EventNotifier, LoopHandle};
-use egret_virtio::Device;
+use egret_virtio::{Device, DiskKey};
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
 use egret_virtio::scsi::{LunAddress, LunError, Scsi, ScsiError};
 use egret_vring::memory::MemoryRules;
@@ -287,7 +287,7 @@ impl Export {
     /// The disks of a virtio-scsi device are [resized](Self::resize_lun) one by one.
     pub fn resize(&self, bytes: u64) -> bool {
         let DeviceType::Blk(blk) = &self.device else { return false };
-        blk.set_capacity(bytes);
+        blk.resize(DiskKey(0), bytes);
         self.shared.set_news(true);
         self.shared.notify_config_change()
     }
