@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 use std::{mem, ptr};
 
 use egret_confine::Bounds;
@@ -19,7 +20,7 @@ use crate::errors::{ErrorHandling, ErrorPolicy};
 use crate::listener::{Address, ListenError, Listener};
 use crate::moves::PATIENCE;
 use crate::nbd::Offer;
-use crate::protocol::Connection;
+use crate::protocol::{Connection, pause};
 use crate::queues::{QueueCounts, Shared, lock, write_out_last};
 use crate::session::Session;
 use crate::socket::Access;
@@ -299,6 +300,9 @@ impl Drop for Export {
     }
 }
 
+/// How long an export that cannot accept clients lets go by.
+const BEFORE_TRYING_AGAIN: Duration = Duration::from_secs(1);
+
 /// The export's thread: one client after the other.
 fn serve(shared: &Shared, device: &Arc<dyn Device>, mut listener: Listener, stop: &EventNotifier) {
     let mut budget = ClientBudget::new();
@@ -320,7 +324,7 @@ fn serve(shared: &Shared, device: &Arc<dyn Device>, mut listener: Listener, stop
             Err(e) => {
                 log.warn(format_args!("cannot accept clients: {e}"));
                 // Out of descriptors, say: others may give some back.
-                if !pause(stop) {
+                if !pause(stop.as_fd(), BEFORE_TRYING_AGAIN).unwrap_or(false) {
                     return;
                 }
             }
@@ -328,15 +332,9 @@ fn serve(shared: &Shared, device: &Arc<dyn Device>, mut listener: Listener, stop
     }
 }
 
-/// Lets a second go by; false when it is time to stop.
-fn pause(stop: &EventNotifier) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let second = Timespec { tv_sec: 1, tv_nsec: 0 };
-    matches!(poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&second)), Ok(0))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::thread::JoinHandleExt;
     use std::time::Instant;
 
     use super::*;
@@ -344,9 +342,25 @@ mod tests {
     #[test]
     fn who_cannot_accept_clients_waits_a_second_unless_it_is_to_stop() {
         let (stop, begun) = (EventNotifier::new().unwrap(), Instant::now());
-        assert!(pause(&stop));
+        assert!(pause(stop.as_fd(), BEFORE_TRYING_AGAIN).unwrap());
         assert!(begun.elapsed().as_secs() >= 1);
         stop.set();
-        assert!(!pause(&stop));
+        assert!(!pause(stop.as_fd(), BEFORE_TRYING_AGAIN).unwrap());
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_signal_is_not_taken_for_the_time_to_stop() {
+        extern "C" fn ignore(_signal: libc::c_int) {}
+        // SAFETY: the handler does nothing.
+        unsafe { libc::signal(libc::SIGUSR2, ignore as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+        let stop = EventNotifier::new().unwrap();
+        let waiting = std::thread::spawn(move || pause(stop.as_fd(), Duration::from_millis(100)));
+        while !waiting.is_finished() {
+            // SAFETY: the thread was not joined yet.
+            unsafe { libc::pthread_kill(waiting.as_pthread_t(), libc::SIGUSR2) };
+            std::thread::yield_now();
+        }
+        assert!(waiting.join().unwrap().unwrap());
     }
 }

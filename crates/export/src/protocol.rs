@@ -244,7 +244,7 @@ impl<'a> Connection<'a> {
 
     /// Lets so much time go by; false when it is time to stop.
     pub(crate) fn pause(&self, time: Duration) -> io::Result<bool> {
-        Ok(matches!(wait(self.stop, self.stop, Some(time))?, Waited::TimeOver))
+        pause(self.stop, time)
     }
 
     /// Waits for so long at most; false if nothing has come by then, and it is not time to stop.
@@ -310,6 +310,11 @@ enum Waited {
 /// Waits for input; false when it is time to stop.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, stop: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(matches!(wait(fd, stop, None)?, Waited::Readable))
+}
+
+/// Lets so much time go by; false when it is time to stop.
+pub(crate) fn pause(stop: BorrowedFd<'_>, time: Duration) -> io::Result<bool> {
+    Ok(matches!(wait(stop, stop, Some(time))?, Waited::TimeOver))
 }
 
 fn wait(fd: BorrowedFd<'_>, stop: BorrowedFd<'_>, time: Option<Duration>) -> io::Result<Waited> {
