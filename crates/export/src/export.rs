@@ -10,9 +10,9 @@ use std::{mem, ptr};
 use egret_confine::Bounds;
 use egret_disk::{Active, Disk, OpenError};
 use egret_event_loop::{EventNotifier, LoopHandle};
-use egret_virtio::{Device, DiskKey};
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
 use egret_virtio::scsi::{LunAddress, LunError, Scsi, ScsiError};
+use egret_virtio::{Device, DiskKey};
 use egret_vring::memory::MemoryRules;
 
 use crate::budget::ClientBudget;
@@ -95,28 +95,9 @@ pub enum ExportError {
 pub struct Export {
     pub(crate) shared: Arc<Shared>,
     pub(crate) device: DeviceType,
-    stop: Stop,
+    /// From when it is set no client is let in any more, and the session of one that is there ends when its queues are drained.
+    stop: EventNotifier,
     thread: Option<JoinHandle<()>>,
-}
-
-/// Has an export end, without waiting for that: no client is let in any more, and the session of one that is there ends when
-/// its queues are drained. Dropping the export waits.
-#[derive(Clone, Debug)]
-pub struct Stop(EventNotifier);
-
-impl Stop {
-    pub(crate) fn new() -> io::Result<Self> {
-        EventNotifier::new().map(Self)
-    }
-
-    pub(crate) const fn notifier(&self) -> &EventNotifier {
-        &self.0
-    }
-
-    /// From here on, whoever asked before.
-    pub fn stop(&self) {
-        self.0.set();
-    }
 }
 
 /// The device, for what is done to it from outside.
@@ -159,7 +140,7 @@ impl Export {
         let ExportConfig { id, address, access, memory, kickless, errors } = config;
         assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
-        let stop = Stop::new().map_err(system)?;
+        let stop = EventNotifier::new().map_err(system)?;
         let listener = Listener::open(address, access).map_err(|e| ExportError::Listen(id.clone(), e))?;
         let counts = QueueCounts { all: device.num_queues(), diskless: device.diskless_queues() };
         let shared = Arc::new(Shared::new(&id, counts, memory, kickless, errors, disks, &loops));
@@ -168,14 +149,19 @@ impl Export {
         let bounds = Bounds::of_this_thread();
         let thread = thread.spawn(move || {
             bounds.narrow(egret_confine::ThreadKind::Session);
-            serve(&theirs, &device, listener, &their_stop.0);
+            serve(&theirs, &device, listener, &their_stop);
         });
         let thread = thread.map_err(system)?;
         Ok(Self::running(shared, kind, stop, thread))
     }
 
     /// One whose thread runs until it is stopped.
-    pub(crate) const fn running(shared: Arc<Shared>, device: DeviceType, stop: Stop, thread: JoinHandle<()>) -> Self {
+    pub(crate) const fn running(
+        shared: Arc<Shared>,
+        device: DeviceType,
+        stop: EventNotifier,
+        thread: JoinHandle<()>,
+    ) -> Self {
         Self { shared, device, stop, thread: Some(thread) }
     }
 
@@ -202,14 +188,14 @@ impl Export {
     /// though it uses nothing.
     pub fn ends_at_once(&self) -> bool {
         if let DeviceType::Nbd(offer) = &self.device {
-            self.stop.stop();
+            self.stop.set();
             // It has a lane on each loop, which that one is to let go of.
             let loops = lock(&self.shared.queues).loops.clone();
             return offer.is_idle() && loops.iter().all(|on| on.answers_within(PATIENCE));
         }
         // Before it is stopped, for then a client that is there may be gone at any moment.
         let is_shut = self.shared.shut();
-        self.stop.stop();
+        self.stop.set();
         is_shut && lock(&self.shared.queues).unwritten.is_empty()
     }
 
@@ -255,8 +241,8 @@ impl Export {
         &self.shared.errors
     }
 
-    /// What has it end, for those who do not have the export itself.
-    pub const fn stop(&self) -> &Stop {
+    /// Whoever sets it has the export end, without waiting for that, as dropping the export does.
+    pub const fn stop(&self) -> &EventNotifier {
         &self.stop
     }
 
@@ -278,7 +264,7 @@ impl Export {
 
     /// Ends the client's session, if there is one, when its queues are drained; the address is free afterwards.
     fn join(&mut self) {
-        self.stop.stop();
+        self.stop.set();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
