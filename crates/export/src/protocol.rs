@@ -322,7 +322,7 @@ fn wait(fd: BorrowedFd<'_>, stop: BorrowedFd<'_>, time: Option<Duration>) -> io:
     let mut both = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let left = left.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut both, left.as_ref()) {
             Ok(0) => return Ok(Waited::TimeOver),
             Ok(_) if both[1].revents().is_empty() => return Ok(Waited::Readable),

@@ -9,7 +9,7 @@ use egret_confine::{Bounds, ThreadKind};
 use egret_disk::Disk;
 use egret_event_loop::{EventNotifier, LoopHandle};
 use egret_vring::memory::MemoryRules;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::client::NewClient;
 use super::extents::Queries;
@@ -188,8 +188,7 @@ fn answer(queries: &Queries, stop: &EventNotifier) {
         queries.bell().clear();
         while queries.answer() {
             let mut fds = [PollFd::new(stop, PollFlags::IN)];
-            let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-            if poll(&mut fds, Some(&now)) != Ok(0) {
+            if poll(&mut fds, Some(&Timespec::default())) != Ok(0) {
                 return;
             }
         }
