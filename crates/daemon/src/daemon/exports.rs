@@ -275,11 +275,10 @@ impl<'a> Options<'a> {
                 Device::Nbd(NbdOptions { name, description, writable, writethrough, max_connections })
             }
         };
-        let queues = 0..object.num_queues();
         Self {
             id,
             device,
-            iothreads: queues.map(|queue| object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD)).collect(),
+            iothreads: iothreads_of(object).collect(),
             errors: object.vhost_user().map(errors).unwrap_or_default(),
         }
     }

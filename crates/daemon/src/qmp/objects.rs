@@ -1,4 +1,4 @@
-//! Commands about I/O threads, which are objects of QEMU's object model under `/objects`.
+//! Commands about I/O threads, secrets and TLS credentials, which are objects of QEMU's object model under `/objects`.
 
 use egret_polling::Property;
 use egret_vocabulary::Config;
