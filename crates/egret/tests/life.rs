@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use egret_faultdisk::{Effect, Fault, IoType, Order};
+use egret_faultdisk::{Effect, IoType, Order};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -328,8 +328,7 @@ fn a_disk_that_hangs_in_the_kernel_is_named_all_else_is_done_and_the_process_is_
         disk.first().write(0, &[1; 4096]).unwrap();
         let unflushed = || well.tell(Order::Status).unwrap().unflushed;
         assert_eq!(unflushed(), 8);
-        let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
-        faulty.tell(Order::Inject(never)).unwrap();
+        faulty.inject(IoType::Read, None, Effect::Never);
         let _hung = hung_guest(&hung);
         await_that("the disk to hang", || faulty.tell(Order::Status).unwrap().waiting == 2);
 

@@ -8,7 +8,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order};
+use egret_faultdisk::{Effect, ErrnoName, FaultDisk, IoType, Order};
 use egret_lab::disks::LoopDevice;
 use egret_vring::vhost_user::BACKEND_CONFIG_CHANGE;
 use serde_json::{Value, json};
@@ -280,8 +280,7 @@ fn an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_
         }
         assert!(here.is_active());
         be_well(&disk.faulty);
-        let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
-        disk.faulty.tell(Order::Inject(never)).expect("it listens");
+        disk.faulty.inject(IoType::Flush, None, Effect::Never);
         here.server.ask_to_end();
         await_that("its last flush", || disk.faulty.tell(Order::Status).expect("it listens").waiting == 1);
         there.refuses_a_guest();
@@ -315,9 +314,7 @@ impl Sick {
 
     /// Has a guest write what the page cache then loses.
     fn lose_what_is_written_by(&self, guest: &mut Attacker) {
-        let effect = Effect::Errno(ErrnoName::Eio);
-        let fault = Fault { iotype: Some(IoType::Write), sectors: None, after: 0, times: Some(1), effect };
-        self.faulty.tell(Order::Inject(fault)).expect("it listens");
+        self.faulty.inject(IoType::Write, Some(1), Effect::Errno(ErrnoName::Eio));
         assert_eq!(ended(guest, Ask::Write { at: 4096 }, &[(DATA, 4096)]), 0, "it is in the page cache");
     }
 
@@ -514,8 +511,7 @@ fn units_that_come_and_go_are_locked_while_the_device_s_rings_run() {
 
 /// Has the disk hang with a read.
 fn ask_for_what_does_not_come(guest: &mut Attacker, faulty: &FaultDisk) {
-    let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
-    faulty.tell(Order::Inject(never)).expect("it listens");
+    faulty.inject(IoType::Read, None, Effect::Never);
     guest.ask(Ask::Read { at: 0 }, &[(DATA, 4096)]);
     guest.publish();
     await_that("the read to reach the disk", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
@@ -523,9 +519,7 @@ fn ask_for_what_does_not_come(guest: &mut Attacker, faulty: &FaultDisk) {
 
 /// Has a disk fail so many flushes, or all.
 fn fail_flushes(faulty: &FaultDisk, times: Option<u64>) {
-    let effect = Effect::Errno(ErrnoName::Eio);
-    let fault = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times, effect };
-    faulty.tell(Order::Inject(fault)).expect("it listens");
+    faulty.inject(IoType::Flush, times, Effect::Errno(ErrnoName::Eio));
 }
 
 /// Has a disk that hangs answer, and hang no more.
@@ -663,8 +657,7 @@ fn an_image_that_stays_locked_though_its_guest_has_left_is_given_back_by_hand_wh
     assert!(refused.starts_with("blockdev 'd0': it stays locked: the last flush failed"), "{refused}");
     assert!(here.is_active());
     there.refuses_a_guest();
-    let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
-    disk.faulty.tell(Order::Inject(never)).expect("it listens");
+    disk.faulty.inject(IoType::Flush, None, Effect::Never);
     let refused = here.qmp.fail("blockdev-set-active", give_back.clone());
     assert!(refused.contains("does not answer: what was written could not be made stable in 5 s"), "{refused}");
     assert!(here.is_active());
