@@ -183,8 +183,8 @@ fn a_guest_keeps_its_image_when_its_memory_or_a_descriptor_changes() {
     let mut guest = Guest::boot(&here.socket);
     let more = Share::new(0x8000_0000, REGION);
     let message = more.message();
-    assert_eq!(guest.wire.order(ADD_MEM_REG, &message, &[more.file.as_fd()]).expect("an answer"), 0);
-    assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0);
+    guest.wire.must(ADD_MEM_REG, &message, &[more.file.as_fd()]);
+    guest.wire.must(REM_MEM_REG, &message, &[]);
     assert!(guest.try_kick_anew());
     guest.read_honestly();
     assert_eq!(here.server.complaints(), Vec::<String>::new());
@@ -242,8 +242,7 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody_whoever
             guest.stop();
             assert!(here.is_active());
             let more = Share::new(0x8000_0000, REGION);
-            let added = guest.wire.order(ADD_MEM_REG, &more.message(), &[more.file.as_fd()]);
-            assert_eq!(added.expect("an answer"), 0);
+            guest.wire.must(ADD_MEM_REG, &more.message(), &[more.file.as_fd()]);
             assert!(here.is_active());
         }
         drop(guest);
@@ -361,9 +360,9 @@ fn is_told_of_what_is_lost_when_its_rings_stop(guest: &mut Attacker, here: &mut 
 
     reopen(here);
     let base = u32s(&[0, guest.made() as u32]);
-    assert_eq!(guest.wire.order(SET_VRING_BASE, &base, &[]).expect("an answer"), 0);
+    guest.wire.must(SET_VRING_BASE, &base, &[]);
     let kick = guest.signals.kick.as_ref().expect("it kicks").as_fd();
-    assert_eq!(guest.wire.order(SET_VRING_KICK, &guest.which(), &[kick]).expect("an answer"), 0);
+    guest.wire.must(SET_VRING_KICK, &guest.which(), &[kick]);
     assert_ne!(ended(guest, Ask::Flush, &[]), 0, "no flush has failed yet");
     assert_ne!(ended(guest, Ask::Flush, &[]), 0, "nor has it been lifted");
     reopen(here);
@@ -405,7 +404,7 @@ fn a_disk_that_has_grown_elsewhere_has_its_new_size_when_the_guest_is_here() {
     guest.stop();
     let (mut ours, theirs) = UnixStream::pair().expect("a channel");
     ours.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    assert_eq!(guest.wire.order(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).expect("an answer"), 0);
+    guest.wire.must(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
 
     let mut other = Guest::boot(&here.socket);
     let refused = there.qmp.fail("block_resize", json!({"node-name": "d0", "size": 32 * MIB}));

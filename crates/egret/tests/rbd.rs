@@ -241,7 +241,7 @@ fn a_guest_is_told_of_another_size_whoever_has_changed_it() {
     let mut guest = Guest::boot(&socket);
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(guest.wire.order(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).unwrap(), 0);
+    guest.wire.must(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
     let mut told = || {
         let mut message = [0; 12];
         ours.read_exact(&mut message).unwrap();

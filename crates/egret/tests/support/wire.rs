@@ -77,6 +77,12 @@ impl Wire {
         self.answer(request)
     }
 
+    /// Sends an order that is fine.
+    #[track_caller]
+    pub fn must(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        assert_eq!(self.order(request, payload, fds).expect("an answer"), 0, "request {request} is fine");
+    }
+
     /// Sends a question and returns the number that answers it.
     pub fn ask(&mut self, request: u32, payload: &[u8]) -> io::Result<u64> {
         self.send(request, payload, &[])?;
