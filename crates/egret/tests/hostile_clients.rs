@@ -228,7 +228,7 @@ fn a_chain_that_never_ends_breaks_the_queue_and_nothing_else() {
     });
     scene.endures_guest("an indirect table that loops", |guest| {
         let table = [descriptor(HEADER_AT, 16, NEXT, 1), descriptor(BUFFER_AT, 512, NEXT | WRITE, 0)].concat();
-        guest.put_data(DATA + 0x4000, &table);
+        guest.data.put(DATA + 0x4000, &table);
         guest.describe(0, DATA + 0x4000, 32, INDIRECT, 0);
         guest.offer(0);
     });
@@ -266,7 +266,7 @@ fn an_indirect_table_that_is_none_breaks_the_queue_and_nothing_else() {
     with("an indirect table of 4 GiB", BUFFER_AT, 0xFFFF_FFF0, INDIRECT);
     with("an indirect table with something behind it", BUFFER_AT, 32, INDIRECT | NEXT);
     scene.endures_guest("an indirect table within another", |guest| {
-        guest.put_data(BUFFER_AT, &descriptor(BUFFER_AT, 16, INDIRECT, 0));
+        guest.data.put(BUFFER_AT, &descriptor(BUFFER_AT, 16, INDIRECT, 0));
         guest.describe(0, BUFFER_AT, 16, INDIRECT, 0);
         guest.offer(0);
     });
@@ -338,7 +338,7 @@ fn a_buffer_that_vanishes_costs_its_owner_a_request_or_the_queue() {
             // Header and status byte stay, in the page before the buffer; the buffer's page goes.
             let status_at = BUFFER_AT - 1;
             guest.describe_read(4096);
-            guest.put_data(status_at, &[0xFF]);
+            guest.data.put(status_at, &[0xFF]);
             guest.describe(2, status_at, 1, WRITE, 0);
             guest.data.file.set_len(BUFFER_AT - DATA).expect("our own memory");
             guest.offer(0);

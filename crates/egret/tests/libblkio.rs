@@ -215,8 +215,8 @@ fn a_read_only_export_refuses_writes() {
 
     // A driver that never looked at the bit.
     let mut guest = Guest::boot(&socket);
-    guest.put_data(HEADER_AT, &u32s(&[1, 0, 0, 0]));
-    guest.put_data(STATUS_AT, &[0xFF]);
+    guest.data.put(HEADER_AT, &u32s(&[1, 0, 0, 0]));
+    guest.data.put(STATUS_AT, &[0xFF]);
     guest.describe(0, HEADER_AT, 16, NEXT, 1);
     guest.describe(1, BUFFER_AT, 512, NEXT, 2);
     guest.describe(2, STATUS_AT, 1, WRITE, 0);

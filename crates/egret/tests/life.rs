@@ -55,8 +55,7 @@ fn requests_that_do_not_end_are_named_and_the_daemon_ends_without_them() {
     for _ in 0..2 {
         let mut server = Server::start(&Program::egret(), &options);
         let _guest = hung_guest(&socket);
-        server.ask_to_end();
-        assert_eq!(server.await_end().code(), Some(1));
+        assert_eq!(server.end().code(), Some(1));
         let said = complaints(&server);
         assert!(said.contains("export 'e0': 2 requests have not ended in 1 s; blockdev 'd0'"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
@@ -254,8 +253,7 @@ fn a_disk_that_hangs_keeps_no_other_export_from_a_clean_end_and_a_second_signal_
     });
     assert!(!other.exists());
     assert!(server.is_alive(), "it waits for the disk that hangs, as long as it takes");
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(1));
+    assert_eq!(server.end().code(), Some(1));
     let said = complaints(&server);
     assert!(said.contains("export 'e0': 2 requests have not ended before another signal came"), "{said}");
     assert_eq!(said.lines().count(), 2, "{said}");
@@ -270,8 +268,7 @@ fn a_signal_after_quit_leaves_what_is_in_flight_its_time() {
     let mut server = Server::start(&Program::egret(), &options);
     let _guest = hung_guest(&slow);
     Qmp::connect(&monitor).run("quit", json!({}));
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(0), "{}", complaints(&server));
+    assert_eq!(server.end().code(), Some(0), "{}", complaints(&server));
 }
 
 #[test]
@@ -285,8 +282,7 @@ fn a_flush_that_does_not_end_does_not_keep_the_daemon_from_ending() {
         .words(["--shutdown-timeout=10"]);
     let mut server = Server::start(&program, &options);
     Guest::boot(&socket).read_honestly();
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(1));
+    assert_eq!(server.end().code(), Some(1));
     let said = complaints(&server);
     assert!(said.contains("blockdev 'd0': fdatasync has not ended in 10 s"), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
@@ -379,8 +375,7 @@ fn a_change_that_does_not_end_keeps_neither_clients_from_a_clean_end_nor_the_dae
     await_that("the client to be let go", || guest.is_over());
     await_that("the export to be gone", || !socket.exists());
     assert!(server.is_alive());
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(1));
+    assert_eq!(server.end().code(), Some(1));
     let said = complaints(&server);
     assert!(said.contains("block_resize: what a monitor ordered has not ended before another signal came"), "{said}");
 }
@@ -459,8 +454,7 @@ fn an_iothread_that_is_stuck_is_told_of_everywhere_and_the_daemon_still_ends_in_
 
     let said = qmp.fail("qom-set", json!({"path": "io0", "property": "poll-max-ns", "value": 0}));
     assert!(said.starts_with("iothread 'io0': it is stuck"), "{said}");
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(1));
+    assert_eq!(server.end().code(), Some(1));
     let said = complaints(&server);
     assert!(said.contains("export 'e0': "), "{said}");
 }
@@ -493,7 +487,7 @@ fn an_iothread_that_cannot_go_on_ends_the_daemon_with_one_line() {
     no_core_files();
     let scratch = Scratch::new();
     // Its sleep: until something happens.
-    let program = Program::egret().with(Fate::fails(libc::SYS_epoll_pwait2, libc::EIO).where_zero(3));
+    let program = Program::egret().with(Fate::fails(libc::SYS_epoll_pwait2, libc::EIO).where_is(3, 0));
     let options = Options::new().iothread("io0", "fd-monitor=epoll").null("d0", "").export(
         "e0",
         "d0",

@@ -196,7 +196,7 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     await_that("the session to end", || ask().is_err());
     drop(client);
     // What each thread sleeps in goes on after a stop.
-    server.stop_and_continue();
+    server.while_stopped(|| ());
     // A guest that takes its memory away.
     let mut guest = Guest::boot(&scratch.path("e0"));
     guest.read_honestly();

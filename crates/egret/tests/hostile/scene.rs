@@ -200,8 +200,7 @@ impl Scene {
     pub fn end(self) -> (ExitStatus, Vec<String>) {
         let Self { neighbour, mut server, .. } = self;
         drop(neighbour);
-        server.ask_to_end();
-        let status = server.await_end();
+        let status = server.end();
         (status, server.log())
     }
 }

@@ -140,11 +140,6 @@ impl Guest {
         self.rings.put(RINGS + u64::from(index) * 16, &descriptor(addr, len, flags, next));
     }
 
-    /// Writes `bytes` at guest address `at` of the data region.
-    pub fn put_data(&self, at: u64, bytes: &[u8]) {
-        self.data.put(at, bytes);
-    }
-
     /// Reads the byte at guest address `at` of the data region.
     pub fn data_byte(&self, at: u64) -> u8 {
         let [byte] = self.data.get(at);
@@ -158,8 +153,8 @@ impl Guest {
 
     /// [`describe_read`](Self::describe_read), in the three descriptors from `head` on.
     pub fn describe_read_at(&self, head: u16, len: u32) {
-        self.put_data(HEADER_AT, &[0; 16]);
-        self.put_data(STATUS_AT, &[0xFF]);
+        self.data.put(HEADER_AT, &[0; 16]);
+        self.data.put(STATUS_AT, &[0xFF]);
         self.describe(head, HEADER_AT, 16, NEXT, head + 1);
         self.describe(head + 1, BUFFER_AT, len, NEXT | WRITE, head + 2);
         self.describe(head + 2, STATUS_AT, 1, WRITE, 0);
