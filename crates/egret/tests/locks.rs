@@ -40,9 +40,14 @@ struct Host {
 impl Host {
     /// One with the export `e0` of the node `d0`.
     fn start(scratch: &Scratch, name: &str, image: &Path) -> Self {
+        Self::start_of(scratch, name, image, &Program::egret())
+    }
+
+    /// The same, of a program of its own.
+    fn start_of(scratch: &Scratch, name: &str, image: &Path, program: &Program) -> Self {
         let socket = scratch.path(&format!("{name}-e0"));
         let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
-        Self::start_as(scratch, name, image, &Program::egret(), export)
+        Self::start_as(scratch, name, image, program, export)
     }
 
     /// One whose export is a SCSI device with the unit 0, of `d0`; with more for the export.
@@ -175,11 +180,9 @@ fn a_guest_that_comes_too_early_waits_until_the_other_one_s_rings_are_disabled()
 fn a_guest_keeps_its_image_when_its_memory_or_a_descriptor_changes() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 16 * MIB);
-    let export =
-        |options: Options| options.export("e0", "d0", &scratch.path("here-e0"), "writable=on,allow-inactive=on");
     // It says so when it cannot let go of the image.
     let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
-    let here = Host::start_as(&scratch, "here", &image, &broken, export);
+    let here = Host::start_of(&scratch, "here", &image, &broken);
     let mut guest = Guest::boot(&here.socket);
     let more = Share::new(0x8000_0000, REGION);
     let message = more.message();
@@ -212,10 +215,8 @@ fn a_daemon_that_is_told_to_end_or_killed_leaves_the_image_to_the_other() {
 fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 16 * MIB);
-    let export =
-        |socket: PathBuf| move |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
     let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
-    let mut here = Host::start_as(&scratch, "here", &image, &broken, export(scratch.path("here-e0")));
+    let mut here = Host::start_of(&scratch, "here", &image, &broken);
     let mut there = Host::start(&scratch, "there", &image);
     let mut guest = Guest::boot(&here.socket);
     guest.stop();
@@ -232,10 +233,8 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody_whoever
     let scratch = Scratch::new();
     for stops in [false, true] {
         let image = scratch.image("disk", 16 * MIB);
-        let socket = scratch.path("here-e0");
-        let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
         let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
-        let mut here = Host::start_as(&scratch, "here", &image, &broken, export);
+        let mut here = Host::start_of(&scratch, "here", &image, &broken);
         let mut there = Host::start(&scratch, "there", &image);
         let mut guest = Guest::boot(&here.socket);
         if stops {
