@@ -37,12 +37,12 @@ pub fn is_of_this_build() -> bool {
 }
 
 impl Program {
-    /// The egret of this build, which may open at run time what tests make.
+    /// The egret that is tested, which may open at run time what tests make.
     pub fn egret() -> Self {
         Self::egret_alone().with_words(["--sandbox-dir", env!("CARGO_TARGET_TMPDIR")])
     }
 
-    /// The egret of this build, which opens at run time what is beside its own images and sockets.
+    /// The egret that is tested, which opens at run time what is beside its own images and sockets.
     pub fn egret_alone() -> Self {
         Self { words: vec![binary(), "serve".into()], ours: true, ..Self::default() }
     }
@@ -59,7 +59,7 @@ impl Program {
         self
     }
 
-    /// The egret of this build, whose files may not grow beyond a MiB or two, as the shell counts: it fails to write
+    /// The egret that is tested, whose files may not grow beyond a MiB or two, as the shell counts: it fails to write
     /// what is beyond.
     pub fn egret_with_small_files() -> Self {
         Self::egret_with_files_of(2048)
