@@ -1,8 +1,8 @@
 //! Requests and the engines that run them.
 //!
-//! A [`Disk`] is an open image, a file or a block device: shared, and the same for everybody. [`EngineSet`] is what one
-//! I/O thread runs requests on: its own, and for every disk that it serves. A [`Request`] is pushed; nothing happens
-//! until the loop has collected its batch and submits; then it comes back as a [`Completion`].
+//! A [`Disk`] is an open image, a file, a block device or a remote disk: shared, and the same for everybody.
+//! [`EngineSet`] is what one I/O thread runs requests on: its own, and for every disk that it serves. A [`Request`] is
+//! pushed; nothing happens until the loop has collected its batch and submits; then it comes back as a [`Completion`].
 //!
 //! ```text
 //! Request ──► EngineSet ──► triage ──┬─► threads    workers that block

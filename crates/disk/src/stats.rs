@@ -61,7 +61,7 @@ pub struct Stats {
 /// Counters of one engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
-    /// `threads`, `native`, `io_uring` or `null`.
+    /// `threads`, `native`, `io_uring` or `null`, or the remote disks' `nbd` or `rbd`.
     pub engine: &'static str,
     /// Requests it has taken.
     pub requests: u64,

@@ -116,8 +116,7 @@ fn users_who_are_not_let_in_have_so_many_lines_of_the_log_and_the_rest_are_count
             assert!(is_hung_up_on(socket));
         }
     }
-    server.ask_to_end();
-    assert!(server.await_end().success());
+    assert!(server.end().success());
     let log = server.log();
     for socket in [&monitor, &metrics] {
         let about = format!("socket '{}': ", socket.display());

@@ -11,14 +11,13 @@ mod verify;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use egret_lab::results::{Bottleneck, Cell, Measurement, Outcome, Run};
 use egret_lab::runner;
-use support::scratch::{Scratch, is_root_or_skips};
+use support::scratch::{Scratch, is_root_or_skips, write_script};
 use support::server::Reaped;
 use support::{PATIENCE, await_some, await_that, await_within, has_or_skips};
 
@@ -311,9 +310,8 @@ fn fio_runs_over_ssh_on_a_disk_that_is_there() {
     fs::create_dir(&programs).unwrap();
     // Of ssh's words the last is what runs there, and the one before it says where.
     let ssh = "#!/bin/sh\nwhile [ $# -gt 2 ]; do shift; done\n[ \"$1\" = me@there ] || { echo \"no route to $1\" >&2; exit 255; }\nexec sh -c \"$2\"\n";
-    fs::write(programs.join("ssh"), ssh).unwrap();
-    fs::set_permissions(programs.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    write_script(&programs.join("ssh"), ssh);
+    let path = with_programs(&programs);
     let with = |client: &str, rw: &str, more: &str| {
         Lab::new(&format!(
             "repetitions = 2\nnoise-floor = false\nio-submit = true\n[disk]\ntype = 'null'\n\
@@ -355,8 +353,7 @@ fn fio_runs_over_ssh_on_a_disk_that_is_there() {
     fs::create_dir(&wrong).unwrap();
     let cat = "#!/bin/sh\n[ \"$1\" = /proc/uptime ] || exec /bin/cat \"$@\"\n\
                read -r up rest </proc/uptime\necho \"$(awk \"BEGIN { print 10 * $up }\") $rest\"\n";
-    fs::write(wrong.join("cat"), cat).unwrap();
-    fs::set_permissions(wrong.join("cat"), fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&wrong.join("cat"), cat);
     let lab = plan("me@there", "randread");
     lab.bench(&[]).env("PATH", format!("{}:{path}", wrong.display())).output().unwrap();
     assert!(lab.run().cells[0].failure().unwrap().starts_with("the clock there is wrong: "), "{:?}", lab.run().cells);
@@ -431,10 +428,9 @@ fn over_ssh(disk: &Path, load: &str) -> (Lab, Command) {
     let programs = lab.scratch.path("bin");
     fs::create_dir(&programs).unwrap();
     let ssh = "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\ncat | setsid sh -c \"$1\" | cat\n";
-    fs::write(programs.join("ssh"), ssh).unwrap();
-    fs::set_permissions(programs.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&programs.join("ssh"), ssh);
     let mut bench = lab.bench(&[]);
-    bench.env("PATH", format!("{}:{}", programs.display(), std::env::var("PATH").unwrap()));
+    bench.env("PATH", with_programs(&programs));
     (lab, bench)
 }
 
@@ -490,12 +486,16 @@ fn a_cell_over_ssh_failed_of_what_was_said_while_it_was_measured_and_not_before(
     let (lab, mut bench) = over_ssh(&scratch.image("image", 16 << 20), load);
     let fio = "#!/bin/sh\nPATH=${PATH#*:}\n[ $# -gt 1 ] && ! mkdir \"$0-ran\" 2>/dev/null || { echo fio: a warning >&2; exec fio \"$@\"; }\n\
                echo fio: no more >&2\nexit 1\n";
-    fs::write(lab.scratch.path("bin/fio"), fio).unwrap();
-    fs::set_permissions(lab.scratch.path("bin/fio"), fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&lab.scratch.path("bin/fio"), fio);
     bench.args(["--repetitions", "2"]).output().unwrap();
     let cells = lab.run().cells;
     assert!(measured(&cells[0]).requests() > 0, "{cells:?}");
     assert!(cells[1].failure().unwrap().ends_with(": no more"), "{cells:?}");
+}
+
+/// The search path, with the programs in a folder before all others.
+fn with_programs(folder: &Path) -> String {
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
 }
 
 /// A plan with profiles, and the path to a `perf` that does what a script says.
@@ -506,10 +506,8 @@ fn profiled(script: &str) -> (Lab, String) {
     );
     let programs = lab.scratch.path("bin");
     fs::create_dir(&programs).unwrap();
-    fs::write(programs.join("perf"), format!("#!/bin/sh\n{script}")).unwrap();
-    fs::set_permissions(programs.join("perf"), fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
-    (lab, path)
+    write_script(&programs.join("perf"), &format!("#!/bin/sh\n{script}"));
+    (lab, with_programs(&programs))
 }
 
 #[test]
@@ -685,10 +683,9 @@ fn fios_jobs_end_with_the_lab_also_those_that_are_processes_and_those_of_a_fio_t
             let programs = lab.scratch.path("bin");
             fs::create_dir(&programs).unwrap();
             if let Some(script) = script {
-                fs::write(programs.join("fio"), script).unwrap();
-                fs::set_permissions(programs.join("fio"), fs::Permissions::from_mode(0o755)).unwrap();
+                write_script(&programs.join("fio"), script);
             }
-            let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+            let path = with_programs(&programs);
             let mut child = Reaped(lab.bench(&[]).env("PATH", path).spawn().unwrap());
             let mine = lab.results().join("raw").display().to_string();
             let fios = || command_lines().iter().filter(|line| line.contains(&mine)).count();

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use support::disk::Disk;
 use support::http::get;
-use support::scratch::Scratch;
+use support::scratch::{Scratch, write_script};
 use support::server::{Options, Program, Server, binary};
 use support::{PATIENCE, has_or_skips};
 
@@ -290,8 +290,7 @@ fn the_plans_beside_spdk_are_plans_and_their_script_asks_spdk_for_the_disk() {
     let scratch = Scratch::new();
     let vhost = scratch.path("build/bin/vhost");
     std::fs::create_dir_all(vhost.parent().unwrap()).unwrap();
-    std::fs::write(&vhost, "#!/bin/sh\necho \"$@\" >&2\ncat \"$2\"\n").unwrap();
-    std::fs::set_permissions(&vhost, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    write_script(&vhost, "#!/bin/sh\necho \"$@\" >&2\ncat \"$2\"\n");
     let script = |arguments: &[&str], bdev: &str| {
         let mut command = Command::new(format!("{CONTRIB}/../scripts/spdk-vhost"));
         let spdk = scratch.path("");

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order, Survivors};
+use egret_faultdisk::{Effect, ErrnoName, FaultDisk, IoType, Order, Survivors};
 use egret_lab::disks::LoopDevice;
 use serde_json::{Value, json};
 use support::attacker::{Ask, Attacker, DATA, Variant};
@@ -266,9 +266,7 @@ fn what_the_kernel_does_not_take_waits_for_what_it_has() {
     let program = Program::egret().with(Fate::fails(libc::SYS_io_submit, libc::EAGAIN).where_is(1, 16));
     let _server = Server::start(&program, &options);
     let mut attacker = Attacker::boot_flushing(&socket, Variant::PLAIN, 2 * MIB);
-    let effect = Effect::Never;
-    let fault = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: Some(1), effect };
-    faulty.tell(Order::Inject(fault)).unwrap();
+    faulty.inject(IoType::Read, Some(1), Effect::Never);
     attacker.ask(Ask::Read { at: 0 }, &[(DATA + MIB, 512)]);
     attacker.publish();
     await_that("the disk to have it", || faulty.tell(Order::Status).unwrap().waiting == 1);
@@ -408,8 +406,7 @@ fn what_is_found_lost_when_its_image_is_closed_and_did_not_answer_is_told_to_who
     for reopens in [false, true] {
         let mut failing = Failing::start("");
         failing.disk.first().write(0, &[1; 4096]).unwrap();
-        let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
-        failing.faulty.tell(Order::Inject(never)).unwrap();
+        failing.faulty.inject(IoType::Flush, None, Effect::Never);
         failing.delete_export();
         let layer = json!({"driver": "raw", "node-name": "r", "file": "d0"});
         let again = json!({"options": [failing.node(json!({}), "off")]});
@@ -520,9 +517,7 @@ fn flush_at_once<const N: usize>(disk: &mut Disk) -> [i32; N] {
 
 /// Has the next such requests fail.
 fn inject(disk: &FaultDisk, iotype: IoType, errno: ErrnoName, times: u64) {
-    let effect = Effect::Errno(errno);
-    disk.tell(Order::Inject(Fault { iotype: Some(iotype), sectors: None, after: 0, times: Some(times), effect }))
-        .unwrap();
+    disk.inject(iotype, Some(times), Effect::Errno(errno));
 }
 
 #[test]
@@ -591,8 +586,7 @@ fn a_disk_that_hangs_with_what_was_written_can_be_reopened_and_its_flushes_wait(
         return;
     }
     let mut failing = Failing::start("cache.direct=off");
-    let never = Fault { iotype: Some(IoType::Write), sectors: None, after: 0, times: None, effect: Effect::Never };
-    failing.faulty.tell(Order::Inject(never)).unwrap();
+    failing.faulty.inject(IoType::Write, None, Effect::Never);
     failing.disk.first().write(MIB / 2, &[1; 4096]).unwrap();
     for detect_zeroes in ["on", "off"] {
         failing.reopen(json!({}), detect_zeroes);

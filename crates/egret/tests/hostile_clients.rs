@@ -123,8 +123,7 @@ fn orders_that_cannot_be_carried_out_are_refused() {
         scene.endures(what, |socket, _| {
             let mut wire = Wire::agree(socket, F_VERSION_1);
             let region = Share::new(DATA, REGION);
-            let first = wire.order(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
-            assert_eq!(first.expect("an answer"), 0, "the first region is fine");
+            wire.must(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
             let other = Share::new(DATA, REGION);
             assert!(wire.refuses(request, payload, &vec![other.file.as_fd(); fds]), "{what} is refused");
         });
@@ -168,10 +167,9 @@ fn a_ring_that_does_not_lie_in_memory_is_not_started() {
         scene.endures(what, |socket, _| {
             let mut wire = Wire::agree(socket, F_VERSION_1);
             let region = Share::new(DATA, REGION);
-            let added = wire.order(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
-            assert_eq!(added.expect("an answer"), 0, "the region is fine");
+            wire.must(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
             let kick = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
-            assert_eq!(wire.order(SET_VRING_NUM, &u32s(&[0, SIZE.into()]), &[]).expect("an answer"), 0);
+            wire.must(SET_VRING_NUM, &u32s(&[0, SIZE.into()]), &[]);
             // At once, or when the ring would start.
             let is_refused = wire.refuses(SET_VRING_ADDR, &ring_addresses(rings), &[])
                 || wire.refuses(SET_VRING_KICK, &u64s(&[0]), &[kick.as_fd()])
@@ -230,7 +228,7 @@ fn a_chain_that_never_ends_breaks_the_queue_and_nothing_else() {
     });
     scene.endures_guest("an indirect table that loops", |guest| {
         let table = [descriptor(HEADER_AT, 16, NEXT, 1), descriptor(BUFFER_AT, 512, NEXT | WRITE, 0)].concat();
-        guest.put_data(DATA + 0x4000, &table);
+        guest.data.put(DATA + 0x4000, &table);
         guest.describe(0, DATA + 0x4000, 32, INDIRECT, 0);
         guest.offer(0);
     });
@@ -268,7 +266,7 @@ fn an_indirect_table_that_is_none_breaks_the_queue_and_nothing_else() {
     with("an indirect table of 4 GiB", BUFFER_AT, 0xFFFF_FFF0, INDIRECT);
     with("an indirect table with something behind it", BUFFER_AT, 32, INDIRECT | NEXT);
     scene.endures_guest("an indirect table within another", |guest| {
-        guest.put_data(BUFFER_AT, &descriptor(BUFFER_AT, 16, INDIRECT, 0));
+        guest.data.put(BUFFER_AT, &descriptor(BUFFER_AT, 16, INDIRECT, 0));
         guest.describe(0, BUFFER_AT, 16, INDIRECT, 0);
         guest.offer(0);
     });
@@ -340,7 +338,7 @@ fn a_buffer_that_vanishes_costs_its_owner_a_request_or_the_queue() {
             // Header and status byte stay, in the page before the buffer; the buffer's page goes.
             let status_at = BUFFER_AT - 1;
             guest.describe_read(4096);
-            guest.put_data(status_at, &[0xFF]);
+            guest.data.put(status_at, &[0xFF]);
             guest.describe(2, status_at, 1, WRITE, 0);
             guest.data.file.set_len(BUFFER_AT - DATA).expect("our own memory");
             guest.offer(0);
@@ -372,7 +370,7 @@ fn memory_removed_under_requests_in_flight_is_let_go_after_them() {
         guest.offer(0);
         await_that("the daemon to take the request up", || guest.is_taken_up());
         let message = guest.data.message();
-        assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0, "it is removed");
+        guest.wire.must(REM_MEM_REG, &message, &[]);
         assert_eq!(guest.used(), 1, "an answered removal means that nothing uses the region");
     });
 }
@@ -439,7 +437,7 @@ fn a_guest_that_has_all_that_it_may_have_can_send_its_table_again() {
     let memory = sparse(MIB);
     let table = [u32s(&[1, 0]), u64s(&[DATA, MIB, DATA + USER, 0])].concat();
     for _ in 0..3 {
-        assert_eq!(wire.order(SET_MEM_TABLE, &table, &[memory.as_fd()]).expect("an answer"), 0);
+        wire.must(SET_MEM_TABLE, &table, &[memory.as_fd()]);
     }
     assert!(!adds(&mut wire, &memory, 0, 4096), "and no more than that");
 }

@@ -5,8 +5,6 @@
 
 mod support;
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -15,7 +13,7 @@ use egret_lab::plan::{Load, LoadKeys, Subject, expand};
 use egret_lab::process::{self, ProcessReaper};
 use egret_lab::results::Measurement;
 use egret_lab::stack::{Context, Deployment, Disk, Task, Unable, deploy};
-use support::scratch::{Scratch, is_root};
+use support::scratch::{Scratch, is_root, write_script};
 use support::vm::{cache, can_boot_or_skips, scripts_folder};
 
 /// The size of a disk, in bytes.
@@ -118,8 +116,7 @@ fn two_qemus_are_compared_in_guests_and_a_mail_tells_of_it() {
     let scratch = Scratch::new();
     // Another program by its path, and the same one by what it does.
     let (after, plan, results) = (scratch.path("after"), scratch.path("two.toml"), scratch.path("results"));
-    std::fs::write(&after, "#!/bin/sh\nexec qemu-system-x86_64 \"$@\"\n").expect("our own directory");
-    std::fs::set_permissions(&after, Permissions::from_mode(0o755)).expect("our own file");
+    write_script(&after, "#!/bin/sh\nexec qemu-system-x86_64 \"$@\"\n");
     std::fs::write(&plan, TWO_QEMUS).expect("our own directory");
     let egret = |words: &[&std::ffi::OsStr]| {
         let output = Command::new(env!("CARGO_BIN_EXE_egret")).args(words).output().expect("egret starts");

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use egret_faultdisk::{Effect, Fault, IoType, Order};
+use egret_faultdisk::{Effect, IoType, Order};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -55,8 +55,7 @@ fn requests_that_do_not_end_are_named_and_the_daemon_ends_without_them() {
     for _ in 0..2 {
         let mut server = Server::start(&Program::egret(), &options);
         let _guest = hung_guest(&socket);
-        server.ask_to_end();
-        assert_eq!(server.await_end().code(), Some(1));
+        assert_eq!(server.end().code(), Some(1));
         let said = complaints(&server);
         assert!(said.contains("export 'e0': 2 requests have not ended in 1 s; blockdev 'd0'"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
@@ -278,8 +277,7 @@ fn a_disk_that_hangs_keeps_no_other_export_from_a_clean_end_and_a_second_signal_
     });
     assert!(!other.exists());
     assert!(server.is_alive(), "it waits for the disk that hangs, as long as it takes");
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(1));
+    assert_eq!(server.end().code(), Some(1));
     let said = complaints(&server);
     assert!(said.contains("export 'e0': 2 requests have not ended before another signal came"), "{said}");
     assert_eq!(said.lines().count(), 2, "{said}");
@@ -294,8 +292,7 @@ fn a_signal_after_quit_leaves_what_is_in_flight_its_time() {
     let mut server = Server::start(&Program::egret(), &options);
     let _guest = hung_guest(&slow);
     Qmp::connect(&monitor).run("quit", json!({}));
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(0), "{}", complaints(&server));
+    assert_eq!(server.end().code(), Some(0), "{}", complaints(&server));
 }
 
 #[test]
@@ -309,8 +306,7 @@ fn a_flush_that_does_not_end_does_not_keep_the_daemon_from_ending() {
         .words(["--shutdown-timeout=10"]);
     let mut server = Server::start(&program, &options);
     Guest::boot(&socket).read_honestly();
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(1));
+    assert_eq!(server.end().code(), Some(1));
     let said = complaints(&server);
     assert!(said.contains("blockdev 'd0': fdatasync has not ended in 10 s"), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
@@ -352,8 +348,7 @@ fn a_disk_that_hangs_in_the_kernel_is_named_all_else_is_done_and_the_process_is_
         disk.first().write(0, &[1; 4096]).unwrap();
         let unflushed = || well.tell(Order::Status).unwrap().unflushed;
         assert_eq!(unflushed(), 8);
-        let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
-        faulty.tell(Order::Inject(never)).unwrap();
+        faulty.inject(IoType::Read, None, Effect::Never);
         let _hung = hung_guest(&hung);
         await_that("the disk to hang", || faulty.tell(Order::Status).unwrap().waiting == 2);
 
@@ -404,8 +399,7 @@ fn a_change_that_does_not_end_keeps_neither_clients_from_a_clean_end_nor_the_dae
     await_that("the client to be let go", || guest.is_over());
     await_that("the export to be gone", || !socket.exists());
     assert!(server.is_alive());
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(1));
+    assert_eq!(server.end().code(), Some(1));
     let said = complaints(&server);
     assert!(said.contains("block_resize: what a monitor ordered has not ended before another signal came"), "{said}");
 }
@@ -484,8 +478,7 @@ fn an_iothread_that_is_stuck_is_told_of_everywhere_and_the_daemon_still_ends_in_
 
     let said = qmp.fail("qom-set", json!({"path": "io0", "property": "poll-max-ns", "value": 0}));
     assert!(said.starts_with("iothread 'io0': it is stuck"), "{said}");
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(1));
+    assert_eq!(server.end().code(), Some(1));
     let said = complaints(&server);
     assert!(said.contains("export 'e0': "), "{said}");
 }
@@ -518,7 +511,7 @@ fn an_iothread_that_cannot_go_on_ends_the_daemon_with_one_line() {
     no_core_files();
     let scratch = Scratch::new();
     // Its sleep: until something happens.
-    let program = Program::egret().with(Fate::fails(libc::SYS_epoll_pwait2, libc::EIO).where_zero(3));
+    let program = Program::egret().with(Fate::fails(libc::SYS_epoll_pwait2, libc::EIO).where_is(3, 0));
     let options = Options::new().iothread("io0", "fd-monitor=epoll").null("d0", "").export(
         "e0",
         "d0",

@@ -8,7 +8,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order};
+use egret_faultdisk::{Effect, ErrnoName, FaultDisk, IoType, Order};
 use egret_lab::disks::LoopDevice;
 use egret_vring::vhost_user::BACKEND_CONFIG_CHANGE;
 use serde_json::{Value, json};
@@ -40,9 +40,14 @@ struct Host {
 impl Host {
     /// One with the export `e0` of the node `d0`.
     fn start(scratch: &Scratch, name: &str, image: &Path) -> Self {
+        Self::start_of(scratch, name, image, &Program::egret())
+    }
+
+    /// The same, of a program of its own.
+    fn start_of(scratch: &Scratch, name: &str, image: &Path, program: &Program) -> Self {
         let socket = scratch.path(&format!("{name}-e0"));
         let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
-        Self::start_as(scratch, name, image, &Program::egret(), export)
+        Self::start_as(scratch, name, image, program, export)
     }
 
     /// One whose export is a SCSI device with the unit 0, of `d0`; with more for the export.
@@ -175,16 +180,14 @@ fn a_guest_that_comes_too_early_waits_until_the_other_one_s_rings_are_disabled()
 fn a_guest_keeps_its_image_when_its_memory_or_a_descriptor_changes() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 16 * MIB);
-    let export =
-        |options: Options| options.export("e0", "d0", &scratch.path("here-e0"), "writable=on,allow-inactive=on");
     // It says so when it cannot let go of the image.
     let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
-    let here = Host::start_as(&scratch, "here", &image, &broken, export);
+    let here = Host::start_of(&scratch, "here", &image, &broken);
     let mut guest = Guest::boot(&here.socket);
     let more = Share::new(0x8000_0000, REGION);
     let message = more.message();
-    assert_eq!(guest.wire.order(ADD_MEM_REG, &message, &[more.file.as_fd()]).expect("an answer"), 0);
-    assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0);
+    guest.wire.must(ADD_MEM_REG, &message, &[more.file.as_fd()]);
+    guest.wire.must(REM_MEM_REG, &message, &[]);
     assert!(guest.try_kick_anew());
     guest.read_honestly();
     assert_eq!(here.server.complaints(), Vec::<String>::new());
@@ -212,10 +215,8 @@ fn a_daemon_that_is_told_to_end_or_killed_leaves_the_image_to_the_other() {
 fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody() {
     let scratch = Scratch::new();
     let image = scratch.image("disk", 16 * MIB);
-    let export =
-        |socket: PathBuf| move |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
     let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
-    let mut here = Host::start_as(&scratch, "here", &image, &broken, export(scratch.path("here-e0")));
+    let mut here = Host::start_of(&scratch, "here", &image, &broken);
     let mut there = Host::start(&scratch, "there", &image);
     let mut guest = Guest::boot(&here.socket);
     guest.stop();
@@ -232,18 +233,15 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody_whoever
     let scratch = Scratch::new();
     for stops in [false, true] {
         let image = scratch.image("disk", 16 * MIB);
-        let socket = scratch.path("here-e0");
-        let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
         let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
-        let mut here = Host::start_as(&scratch, "here", &image, &broken, export);
+        let mut here = Host::start_of(&scratch, "here", &image, &broken);
         let mut there = Host::start(&scratch, "there", &image);
         let mut guest = Guest::boot(&here.socket);
         if stops {
             guest.stop();
             assert!(here.is_active());
             let more = Share::new(0x8000_0000, REGION);
-            let added = guest.wire.order(ADD_MEM_REG, &more.message(), &[more.file.as_fd()]);
-            assert_eq!(added.expect("an answer"), 0);
+            guest.wire.must(ADD_MEM_REG, &more.message(), &[more.file.as_fd()]);
             assert!(here.is_active());
         }
         drop(guest);
@@ -280,8 +278,7 @@ fn an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_
         }
         assert!(here.is_active());
         be_well(&disk.faulty);
-        let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
-        disk.faulty.tell(Order::Inject(never)).expect("it listens");
+        disk.faulty.inject(IoType::Flush, None, Effect::Never);
         here.server.ask_to_end();
         await_that("its last flush", || disk.faulty.tell(Order::Status).expect("it listens").waiting == 1);
         there.refuses_a_guest();
@@ -315,9 +312,7 @@ impl Sick {
 
     /// Has a guest write what the page cache then loses.
     fn lose_what_is_written_by(&self, guest: &mut Attacker) {
-        let effect = Effect::Errno(ErrnoName::Eio);
-        let fault = Fault { iotype: Some(IoType::Write), sectors: None, after: 0, times: Some(1), effect };
-        self.faulty.tell(Order::Inject(fault)).expect("it listens");
+        self.faulty.inject(IoType::Write, Some(1), Effect::Errno(ErrnoName::Eio));
         assert_eq!(ended(guest, Ask::Write { at: 4096 }, &[(DATA, 4096)]), 0, "it is in the page cache");
     }
 
@@ -364,9 +359,9 @@ fn is_told_of_what_is_lost_when_its_rings_stop(guest: &mut Attacker, here: &mut 
 
     reopen(here);
     let base = u32s(&[0, guest.made() as u32]);
-    assert_eq!(guest.wire.order(SET_VRING_BASE, &base, &[]).expect("an answer"), 0);
+    guest.wire.must(SET_VRING_BASE, &base, &[]);
     let kick = guest.signals.kick.as_ref().expect("it kicks").as_fd();
-    assert_eq!(guest.wire.order(SET_VRING_KICK, &guest.which(), &[kick]).expect("an answer"), 0);
+    guest.wire.must(SET_VRING_KICK, &guest.which(), &[kick]);
     assert_ne!(ended(guest, Ask::Flush, &[]), 0, "no flush has failed yet");
     assert_ne!(ended(guest, Ask::Flush, &[]), 0, "nor has it been lifted");
     reopen(here);
@@ -408,7 +403,7 @@ fn a_disk_that_has_grown_elsewhere_has_its_new_size_when_the_guest_is_here() {
     guest.stop();
     let (mut ours, theirs) = UnixStream::pair().expect("a channel");
     ours.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    assert_eq!(guest.wire.order(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).expect("an answer"), 0);
+    guest.wire.must(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
 
     let mut other = Guest::boot(&here.socket);
     let refused = there.qmp.fail("block_resize", json!({"node-name": "d0", "size": 32 * MIB}));
@@ -514,8 +509,7 @@ fn units_that_come_and_go_are_locked_while_the_device_s_rings_run() {
 
 /// Has the disk hang with a read.
 fn ask_for_what_does_not_come(guest: &mut Attacker, faulty: &FaultDisk) {
-    let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
-    faulty.tell(Order::Inject(never)).expect("it listens");
+    faulty.inject(IoType::Read, None, Effect::Never);
     guest.ask(Ask::Read { at: 0 }, &[(DATA, 4096)]);
     guest.publish();
     await_that("the read to reach the disk", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
@@ -523,9 +517,7 @@ fn ask_for_what_does_not_come(guest: &mut Attacker, faulty: &FaultDisk) {
 
 /// Has a disk fail so many flushes, or all.
 fn fail_flushes(faulty: &FaultDisk, times: Option<u64>) {
-    let effect = Effect::Errno(ErrnoName::Eio);
-    let fault = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times, effect };
-    faulty.tell(Order::Inject(fault)).expect("it listens");
+    faulty.inject(IoType::Flush, times, Effect::Errno(ErrnoName::Eio));
 }
 
 /// Has a disk that hangs answer, and hang no more.
@@ -663,8 +655,7 @@ fn an_image_that_stays_locked_though_its_guest_has_left_is_given_back_by_hand_wh
     assert!(refused.starts_with("blockdev 'd0': it stays locked: the last flush failed"), "{refused}");
     assert!(here.is_active());
     there.refuses_a_guest();
-    let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
-    disk.faulty.tell(Order::Inject(never)).expect("it listens");
+    disk.faulty.inject(IoType::Flush, None, Effect::Never);
     let refused = here.qmp.fail("blockdev-set-active", give_back.clone());
     assert!(refused.contains("does not answer: what was written could not be made stable in 5 s"), "{refused}");
     assert!(here.is_active());

@@ -188,8 +188,7 @@ fn a_server_that_says_nothing_holds_up_its_own_disk_alone() {
     assert!(shown.as_array().unwrap().iter().any(|node| node["file"] == file && node["drv"] == "nbd"), "{shown}");
     let (_, metrics) = http::get(&paths[3], "/metrics").unwrap();
     assert!(metrics.contains("engine=\"nbd\""), "{metrics}");
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(1));
+    assert_eq!(server.end().code(), Some(1));
     let said = server.complaints().join("\n");
     assert!(said.contains("export 'e0': a request has not ended in 1 s; blockdev 'd0'"), "{said}");
     nbd.hang(false);

@@ -88,11 +88,10 @@ fn what_is_read_goes_to_the_memory_that_there_is_and_not_to_what_there_was() {
             assert_eq!(guest.data_byte(BUFFER_AT), CONTENT);
             // Others' memory takes its place, at the same address of the guest's, and likely of the daemon's.
             let message = guest.data.message();
-            assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0, "round {round}");
+            guest.wire.must(REM_MEM_REG, &message, &[]);
             let old = std::mem::replace(&mut guest.data, Share::new(DATA, REGION)).file;
             fill(&guest.data.file);
-            let added = guest.wire.order(ADD_MEM_REG, &message, &[guest.data.file.as_fd()]);
-            assert_eq!(added.expect("an answer"), 0);
+            guest.wire.must(ADD_MEM_REG, &message, &[guest.data.file.as_fd()]);
             old.write_all_at(&[1; 4096], BUFFER_AT - DATA).expect("our own memory");
             gone.push(old);
             guest.read_honestly();
@@ -120,8 +119,7 @@ fn a_client_that_replaces_its_memory_without_end_delays_others_a_little_and_leav
         for region in [&large, &sparse] {
             for round in 0..8 {
                 let message = region.message();
-                let added = guest.wire.order(ADD_MEM_REG, &message, &[region.file.as_fd()]);
-                assert_eq!(added.expect("an answer"), 0);
+                guest.wire.must(ADD_MEM_REG, &message, &[region.file.as_fd()]);
                 // To each part of it, of which none was read to before.
                 let mut read_to_each_part = || {
                     for part in 0..4 {
@@ -140,7 +138,7 @@ fn a_client_that_replaces_its_memory_without_end_delays_others_a_little_and_leav
                         scene.pinned() >= (32 * MIB) as f64
                     });
                 }
-                assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0);
+                guest.wire.must(REM_MEM_REG, &message, &[]);
             }
         }
         neighbour.await_progress();
@@ -160,10 +158,9 @@ fn memory_that_cannot_be_pinned_costs_a_client_a_line_in_the_log_and_nothing_els
     memory.set_len(REGION).expect("its length");
     fill(&memory);
     let message = guest.data.message();
-    assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0);
+    guest.wire.must(REM_MEM_REG, &message, &[]);
     guest.data.file = memory;
-    let added = guest.wire.order(ADD_MEM_REG, &message, &[guest.data.file.as_fd()]);
-    assert_eq!(added.expect("an answer"), 0);
+    guest.wire.must(ADD_MEM_REG, &message, &[guest.data.file.as_fd()]);
     let told = || scene.server.complaints().iter().filter(|line| line.contains("cannot be pinned")).count();
     await_that("a line in the log", || {
         guest.read_honestly();
@@ -203,14 +200,12 @@ fn a_ring_that_stops_and_starts_again_and_again_leaves_no_maps_of_its_memory_beh
     // The more of them, the larger is a map.
     let regions: Vec<Share> = (0..24).map(|n| Share::new((1 + n) << 40, REGION)).collect();
     for region in &regions {
-        let added = guest.wire.order(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
-        assert_eq!(added.expect("an answer"), 0);
+        guest.wire.must(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
     }
     let mut go_round = |rounds| {
         for _ in 0..rounds {
             for enabled in [0, 1] {
-                let order = guest.wire.order(SET_VRING_ENABLE, &u32s(&[0, enabled]), &[]);
-                assert_eq!(order.expect("an answer"), 0);
+                guest.wire.must(SET_VRING_ENABLE, &u32s(&[0, enabled]), &[]);
             }
             // By then the engine has let go of the map before.
             guest.read_honestly();

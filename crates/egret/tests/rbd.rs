@@ -100,8 +100,7 @@ fn a_guest_sees_a_slow_disk_where_an_osd_or_the_monitor_is_away_and_everybody_el
     // Nothing waits for a cluster that is away at the end either, and what is left behind is named.
     ceph.kill(Part::Osd);
     client.load(0);
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(1));
+    assert_eq!(server.end().code(), Some(1));
     let said = server.complaints().join("\n");
     assert!(said.contains("export 'e0': 32 requests have not ended in 2 s; blockdev 'd0'"), "{said}");
     assert!(!other.exists());
@@ -138,8 +137,7 @@ fn a_guest_sees_no_error_where_each_node_of_three_is_killed_and_comes_back() {
     client.drain();
     client.wire = None;
     assert_eq!(server.complaints(), Vec::<String>::new());
-    server.ask_to_end();
-    assert_eq!(server.await_end().code(), Some(0));
+    assert_eq!(server.end().code(), Some(0));
     holds_what_was_written(&ceph, "disk", &client);
 }
 
@@ -224,8 +222,7 @@ fn a_guest_whose_lock_was_taken_away_waits_until_its_disk_is_opened_anew() {
         client.wire = None;
         let said = server.complaints().join("\n");
         assert!(said.contains(&format!("'rbd/{image}': another client has taken its exclusive lock")), "{said}");
-        server.ask_to_end();
-        assert_eq!(server.await_end().code(), Some(0), "{:?}", server.log());
+        assert_eq!(server.end().code(), Some(0), "{:?}", server.log());
         assert_eq!(ceph.run(&format!("rbd lock ls {image}")), "");
         holds_what_was_written(ceph, image, &client);
     }
@@ -241,7 +238,7 @@ fn a_guest_is_told_of_another_size_whoever_has_changed_it() {
     let mut guest = Guest::boot(&socket);
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(guest.wire.order(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).unwrap(), 0);
+    guest.wire.must(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
     let mut told = || {
         let mut message = [0; 12];
         ours.read_exact(&mut message).unwrap();

@@ -183,7 +183,7 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     // A client with a channel.
     let mut client = Wire::agree(&scratch.path("e0"), F_VERSION_1);
     let (channel, _other) = UnixStream::pair().unwrap();
-    assert_eq!(client.order(SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]).unwrap(), 0);
+    client.must(SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]);
     drop(client);
     // A file that is no eventfd, and may take its time to be closed.
     let client = Guest::boot(&scratch.path("e0"));
@@ -196,7 +196,7 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     await_that("the session to end", || ask().is_err());
     drop(client);
     // What each thread sleeps in goes on after a stop.
-    server.stop_and_continue();
+    server.while_stopped(|| ());
     // A guest that takes its memory away.
     let mut guest = Guest::boot(&scratch.path("e0"));
     guest.read_honestly();

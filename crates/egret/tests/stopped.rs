@@ -217,9 +217,7 @@ fn a_flush_that_lost_writes_waits_until_its_disk_is_reopened_and_nothing_else_le
     let mut qmp = Qmp::connect(&monitor);
     let mut disk = Disk::connect(&socket).unwrap();
     disk.first().write(0, &[1; 4096]).unwrap();
-    let effect = Effect::Errno(ErrnoName::Eio);
-    let once = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: Some(1), effect };
-    faulty.tell(Order::Inject(once)).unwrap();
+    faulty.inject(IoType::Flush, Some(1), Effect::Errno(ErrnoName::Eio));
     std::thread::scope(|scope| {
         let client = scope.spawn(|| disk.first().flush().unwrap());
         // The second time for what the first has lost: the disk itself is well.
@@ -253,8 +251,7 @@ fn a_request_that_fails_while_its_disk_is_reopened_is_told_of_like_others() {
         .export("e0", "d0", &socket, "writable=on,werror=stop");
     let server = Server::start(&Program::egret(), &options);
     let (mut qmp, mut changes) = (Qmp::connect(&monitor), Qmp::connect(&monitor));
-    let never = Fault { iotype: Some(IoType::Write), sectors: None, after: 0, times: Some(1), effect: Effect::Never };
-    faulty.tell(Order::Inject(never)).unwrap();
+    faulty.inject(IoType::Write, Some(1), Effect::Never);
     let mut disk = Disk::connect(&socket).unwrap();
     std::thread::scope(|scope| {
         let client = scope.spawn(|| disk.first().write(0, &[1; 4096]).unwrap());
@@ -335,8 +332,7 @@ fn a_disk_that_hangs_with_what_is_read_of_it_to_be_opened_fails_that_change_alon
     let mut qmp = Qmp::connect(&monitor);
     let mut disk = Disk::connect(&socket).unwrap();
     disk.first().write_pattern(0..MIB, 5).unwrap();
-    let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
-    faulty.tell(Order::Inject(never)).unwrap();
+    faulty.inject(IoType::Read, None, Effect::Never);
 
     let node = |name: &str, discard: &str| {
         json!({"driver": "file", "node-name": name, "filename": faulty.path(), "aio": "threads", "discard": discard,
@@ -379,8 +375,7 @@ fn a_disk_that_hangs_is_neither_closed_nor_resized_and_others_are_until_it_is_we
     let mut qmp = Qmp::connect(&monitor);
     let node = |name: &str, path: &Path| json!({"driver": "file", "node-name": name, "filename": path, "aio": "threads", "auto-read-only": false});
     qmp.run("blockdev-add", node("d0", &faulty.path()));
-    let never = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: None, effect: Effect::Never };
-    faulty.tell(Order::Inject(never)).unwrap();
+    faulty.inject(IoType::Flush, None, Effect::Never);
     let closing = json!({"node-name": "d0"});
     for (command, arguments, failed) in [
         ("blockdev-del", closing.clone(), "what was written could not be made stable"),

@@ -68,7 +68,6 @@ pub struct EventLoop<S: Source> {
     signals: Signals,
     pub(crate) completed: bool,
     pub(crate) reports: Vec<Key>,
-    later: Vec<Command<S>>,
     pub(crate) now: Nanos,
     stopping: bool,
 }
@@ -105,7 +104,6 @@ impl<S: Source> EventLoop<S> {
             signals: Signals::new()?,
             completed: false,
             reports: Vec::new(),
-            later: Vec::new(),
             now: clock::now(),
             stopping: false,
         };
@@ -336,8 +334,7 @@ impl<S: Source> EventLoop<S> {
                 entry.last_event = self.now;
                 entry.suppress();
             }
-            let (now, clock_reads) = (self.now, self.clock_reads);
-            let mut turn = Turn { now, clock_reads, timer: None, later: &mut self.later };
+            let mut turn = Turn { now: self.now, clock_reads: self.clock_reads, timer: None };
             entry.source.dispatch(&mut self.backend, &mut turn);
             if let Some(deadline) = turn.timer {
                 entry.timer = Some(deadline);
@@ -351,15 +348,14 @@ impl<S: Source> EventLoop<S> {
                 active.push(index);
             }
         }
-        if self.mailbox.bell().rang() || !self.later.is_empty() {
+        if self.mailbox.bell().rang() {
             self.run_commands();
         }
     }
 
     #[cold]
     fn run_commands(&mut self) {
-        let mut commands = std::mem::take(&mut self.later);
-        commands.append(&mut self.mailbox.take());
+        let commands = self.mailbox.take();
         self.run_all(commands);
     }
 

@@ -56,7 +56,7 @@ pub trait Source: Send + Sized + 'static {
     }
 
     /// Does the work there is. Also called when the source's descriptor or timer fired with no work behind it.
-    fn dispatch(&mut self, backend: &mut Self::Backend, turn: &mut Turn<'_, Self>);
+    fn dispatch(&mut self, backend: &mut Self::Backend, turn: &mut Turn);
 
     /// One of its requests has ended; `now` is the clock as read for this phase of the turn, or for it alone
     /// ([`ClockReads`]). Returns whether it is to be
@@ -91,14 +91,13 @@ pub trait Source: Send + Sized + 'static {
 pub(crate) type Command<S> = Box<dyn FnOnce(&mut EventLoop<S>) + Send>;
 
 /// What a source may use of its loop while it is dispatched.
-pub struct Turn<'a, S: Source> {
+pub struct Turn {
     pub(crate) now: Nanos,
     pub(crate) clock_reads: ClockReads,
     pub(crate) timer: Option<Nanos>,
-    pub(crate) later: &'a mut Vec<Command<S>>,
 }
 
-impl<S: Source> Turn<'_, S> {
+impl Turn {
     /// The clock as read for this phase of the turn.
     pub const fn now(&self) -> Nanos {
         self.now
@@ -112,10 +111,5 @@ impl<S: Source> Turn<'_, S> {
     /// Has the source dispatched again at `deadline`, which replaces one that was set before.
     pub const fn set_timer(&mut self, deadline: Nanos) {
         self.timer = Some(deadline);
-    }
-
-    /// Runs `command` on the loop when this turn's dispatching is done: to attach or detach sources, itself included.
-    pub fn later(&mut self, command: impl FnOnce(&mut EventLoop<S>) + Send + 'static) {
-        self.later.push(Box::new(command));
     }
 }

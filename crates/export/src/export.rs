@@ -4,14 +4,15 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 use std::{mem, ptr};
 
 use egret_confine::Bounds;
 use egret_disk::{Active, Disk, OpenError};
 use egret_event_loop::{EventNotifier, LoopHandle};
-use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
 use egret_virtio::scsi::{LunAddress, LunError, Scsi, ScsiError};
+use egret_virtio::{Device, DiskKey};
 use egret_vring::memory::MemoryRules;
 
 use crate::budget::ClientBudget;
@@ -19,7 +20,7 @@ use crate::errors::{ErrorHandling, ErrorPolicy};
 use crate::listener::{Address, ListenError, Listener};
 use crate::moves::PATIENCE;
 use crate::nbd::Offer;
-use crate::protocol::Connection;
+use crate::protocol::{Connection, pause};
 use crate::queues::{QueueCounts, Shared, lock, write_out_last};
 use crate::session::Session;
 use crate::socket::Access;
@@ -94,28 +95,9 @@ pub enum ExportError {
 pub struct Export {
     pub(crate) shared: Arc<Shared>,
     pub(crate) device: DeviceType,
-    stop: Stop,
+    /// From when it is set no client is let in any more, and the session of one that is there ends when its queues are drained.
+    stop: EventNotifier,
     thread: Option<JoinHandle<()>>,
-}
-
-/// Has an export end, without waiting for that: no client is let in any more, and the session of one that is there ends when
-/// its queues are drained. Dropping the export waits.
-#[derive(Clone, Debug)]
-pub struct Stop(EventNotifier);
-
-impl Stop {
-    pub(crate) fn new() -> io::Result<Self> {
-        EventNotifier::new().map(Self)
-    }
-
-    pub(crate) const fn notifier(&self) -> &EventNotifier {
-        &self.0
-    }
-
-    /// From here on, whoever asked before.
-    pub fn stop(&self) {
-        self.0.set();
-    }
 }
 
 /// The device, for what is done to it from outside.
@@ -158,7 +140,7 @@ impl Export {
         let ExportConfig { id, address, access, memory, kickless, errors } = config;
         assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
-        let stop = Stop::new().map_err(system)?;
+        let stop = EventNotifier::new().map_err(system)?;
         let listener = Listener::open(address, access).map_err(|e| ExportError::Listen(id.clone(), e))?;
         let counts = QueueCounts { all: device.num_queues(), diskless: device.diskless_queues() };
         let shared = Arc::new(Shared::new(&id, counts, memory, kickless, errors, disks, &loops));
@@ -167,14 +149,19 @@ impl Export {
         let bounds = Bounds::of_this_thread();
         let thread = thread.spawn(move || {
             bounds.narrow(egret_confine::ThreadKind::Session);
-            serve(&theirs, &device, listener, &their_stop.0);
+            serve(&theirs, &device, listener, &their_stop);
         });
         let thread = thread.map_err(system)?;
         Ok(Self::running(shared, kind, stop, thread))
     }
 
     /// One whose thread runs until it is stopped.
-    pub(crate) const fn running(shared: Arc<Shared>, device: DeviceType, stop: Stop, thread: JoinHandle<()>) -> Self {
+    pub(crate) const fn running(
+        shared: Arc<Shared>,
+        device: DeviceType,
+        stop: EventNotifier,
+        thread: JoinHandle<()>,
+    ) -> Self {
         Self { shared, device, stop, thread: Some(thread) }
     }
 
@@ -203,13 +190,13 @@ impl Export {
         // Before it is stopped, for then a client that is there may be gone at any moment.
         if let DeviceType::Nbd(offer) = &self.device {
             let was_idle = offer.is_idle();
-            self.stop.stop();
+            self.stop.set();
             // It has a lane on each loop, which that one is to let go of. And somebody may have come until just now.
             let loops = lock(&self.shared.queues).loops.clone();
             return was_idle && offer.is_idle() && loops.iter().all(|on| on.answers_within(PATIENCE));
         }
         let is_shut = self.shared.shut();
-        self.stop.stop();
+        self.stop.set();
         is_shut && lock(&self.shared.queues).unwritten.is_empty()
     }
 
@@ -255,8 +242,8 @@ impl Export {
         &self.shared.errors
     }
 
-    /// What has it end, for those who do not have the export itself.
-    pub const fn stop(&self) -> &Stop {
+    /// Whoever sets it has the export end, without waiting for that, as dropping the export does.
+    pub const fn stop(&self) -> &EventNotifier {
         &self.stop
     }
 
@@ -278,7 +265,7 @@ impl Export {
 
     /// Ends the client's session, if there is one, when its queues are drained; the address is free afterwards.
     fn join(&mut self) {
-        self.stop.stop();
+        self.stop.set();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -288,7 +275,7 @@ impl Export {
     /// The disks of a virtio-scsi device are [resized](Self::resize_lun) one by one.
     pub fn resize(&self, bytes: u64) -> bool {
         let DeviceType::Blk(blk) = &self.device else { return false };
-        blk.set_capacity(bytes);
+        blk.resize(DiskKey(0), bytes);
         self.shared.set_news(true);
         self.shared.notify_config_change()
     }
@@ -299,6 +286,9 @@ impl Drop for Export {
         self.join();
     }
 }
+
+/// How long an export that cannot accept clients lets go by.
+const BEFORE_TRYING_AGAIN: Duration = Duration::from_secs(1);
 
 /// The export's thread: one client after the other.
 fn serve(shared: &Shared, device: &Arc<dyn Device>, mut listener: Listener, stop: &EventNotifier) {
@@ -321,7 +311,7 @@ fn serve(shared: &Shared, device: &Arc<dyn Device>, mut listener: Listener, stop
             Err(e) => {
                 log.warn(format_args!("cannot accept clients: {e}"));
                 // Out of descriptors, say: others may give some back.
-                if !pause(stop) {
+                if !pause(stop.as_fd(), BEFORE_TRYING_AGAIN).unwrap_or(false) {
                     return;
                 }
             }
@@ -329,15 +319,9 @@ fn serve(shared: &Shared, device: &Arc<dyn Device>, mut listener: Listener, stop
     }
 }
 
-/// Lets a second go by; false when it is time to stop.
-fn pause(stop: &EventNotifier) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let second = Timespec { tv_sec: 1, tv_nsec: 0 };
-    matches!(poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&second)), Ok(0))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::thread::JoinHandleExt;
     use std::time::Instant;
 
     use super::*;
@@ -345,9 +329,25 @@ mod tests {
     #[test]
     fn who_cannot_accept_clients_waits_a_second_unless_it_is_to_stop() {
         let (stop, begun) = (EventNotifier::new().unwrap(), Instant::now());
-        assert!(pause(&stop));
+        assert!(pause(stop.as_fd(), BEFORE_TRYING_AGAIN).unwrap());
         assert!(begun.elapsed().as_secs() >= 1);
         stop.set();
-        assert!(!pause(&stop));
+        assert!(!pause(stop.as_fd(), BEFORE_TRYING_AGAIN).unwrap());
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_signal_is_not_taken_for_the_time_to_stop() {
+        extern "C" fn ignore(_signal: libc::c_int) {}
+        // SAFETY: the handler does nothing.
+        unsafe { libc::signal(libc::SIGUSR2, ignore as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+        let stop = EventNotifier::new().unwrap();
+        let waiting = std::thread::spawn(move || pause(stop.as_fd(), Duration::from_millis(100)));
+        while !waiting.is_finished() {
+            // SAFETY: the thread was not joined yet.
+            unsafe { libc::pthread_kill(waiting.as_pthread_t(), libc::SIGUSR2) };
+            std::thread::yield_now();
+        }
+        assert!(waiting.join().unwrap().unwrap());
     }
 }

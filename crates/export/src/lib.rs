@@ -42,7 +42,7 @@ mod vring;
 mod worker;
 
 pub use errors::{ErrorHandling, ErrorPolicy, IoStatus, OnError, is_nospace};
-pub use export::{Export, ExportConfig, ExportError, Stop};
+pub use export::{Export, ExportConfig, ExportError};
 pub use latency::Latencies;
 pub use listener::{Address, ListenError};
 pub use luns::{

@@ -90,7 +90,7 @@ impl Export {
                 Err(e) => {
                     detach(&attached, key);
                     self.forget(&disk);
-                    scsi.abandon(&lun);
+                    scsi.detach(&lun);
                     return Err(ExportError::System(self.shared.id.clone(), e).into());
                 }
             }

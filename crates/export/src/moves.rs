@@ -221,7 +221,7 @@ mod tests {
     use std::thread::JoinHandle;
 
     use egret_disk::{EngineOptions, EngineSet};
-    use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice, spawn};
+    use egret_event_loop::{ClockReads, EventLoop, EventNotifier, LoopOptions, MonitorChoice, spawn};
     use egret_polling::{Parameters, PolicyKind};
     use egret_virtio::Device;
     use egret_virtio::blk::{Blk, BlkConfig};
@@ -231,7 +231,7 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
-    use crate::export::{DeviceType, Stop};
+    use crate::export::DeviceType;
     use crate::peer_fd::PeerFd;
     use crate::queues::{QueueCounts, Shared};
     use crate::worker::tests::Guest;
@@ -307,7 +307,8 @@ mod tests {
         });
         let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 128 }, "e").unwrap();
         let thread = std::thread::spawn(|| ());
-        let export = Export::running(Arc::clone(&shared), DeviceType::Scsi(scsi), Stop::new().unwrap(), thread);
+        let export =
+            Export::running(Arc::clone(&shared), DeviceType::Scsi(scsi), EventNotifier::new().unwrap(), thread);
 
         let refused = export.run_on(&[ppoll.clone(), epoll.clone()]).unwrap_err().to_string();
         let why = io::Error::from_raw_os_error(libc::EPERM);

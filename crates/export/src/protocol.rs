@@ -246,7 +246,7 @@ impl<'a> Connection<'a> {
 
     /// Lets so much time go by; false when it is time to stop.
     pub(crate) fn pause(&self, time: Duration) -> io::Result<bool> {
-        Ok(matches!(wait(self.stop, self.stop, Some(time))?, Waited::TimeOver))
+        pause(self.stop, time)
     }
 
     /// Waits for so long at most; false if nothing has come by then, and it is not time to stop.
@@ -314,12 +314,17 @@ pub(crate) fn wait_readable(fd: BorrowedFd<'_>, stop: BorrowedFd<'_>) -> io::Res
     Ok(matches!(wait(fd, stop, None)?, Waited::Readable))
 }
 
+/// Lets so much time go by; false when it is time to stop.
+pub(crate) fn pause(stop: BorrowedFd<'_>, time: Duration) -> io::Result<bool> {
+    Ok(matches!(wait(stop, stop, Some(time))?, Waited::TimeOver))
+}
+
 fn wait(fd: BorrowedFd<'_>, stop: BorrowedFd<'_>, time: Option<Duration>) -> io::Result<Waited> {
     let end = time.map(|time| Instant::now() + time);
     let mut both = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let left = left.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut both, left.as_ref()) {
             Ok(0) => return Ok(Waited::TimeOver),
             Ok(_) if both[1].revents().is_empty() => return Ok(Waited::Readable),

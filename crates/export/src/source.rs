@@ -128,7 +128,7 @@ impl Source for Worker {
         }
     }
 
-    fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Self>) {
+    fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn) {
         match &mut self.0 {
             Kind::Queue(queue) => queue.dispatch(engines, turn),
             Kind::Lane(lane) => lane.dispatch(engines, turn.now()),

@@ -586,7 +586,7 @@ impl QueueWorker {
 
     /// Has the queue dispatched at `deadline`, or before: whoever asks for it asks again then.
     #[cold]
-    fn wake_at(&mut self, turn: &mut Turn<'_, Worker>, deadline: Nanos) {
+    fn wake_at(&mut self, turn: &mut Turn, deadline: Nanos) {
         // One that stops is not looked at any more, and has requests that do not end all the same.
         let is_polled =
             self.fds.kick.is_none() && self.info.kickless == Kickless::Timer && self.phase == Phase::Running;
@@ -599,7 +599,7 @@ impl QueueWorker {
 
     /// Sets the timer by which a queue without a kick descriptor is polled.
     #[cold]
-    fn look_again(&mut self, turn: &mut Turn<'_, Worker>) {
+    fn look_again(&mut self, turn: &mut Turn) {
         if self.info.kickless == Kickless::Timer && self.phase == Phase::Running && turn.now() >= self.look_at {
             self.look_at = turn.now() + LOOK_EVERY;
             // In the place of whatever it was set to.
@@ -658,7 +658,7 @@ impl QueueWorker {
         }
     }
 
-    pub(crate) fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Worker>) {
+    pub(crate) fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn) {
         self.answer_alarm(engines, turn.now());
         if self.stopped.is || self.errors.is_stopped() {
             self.attend_stop(engines, turn);

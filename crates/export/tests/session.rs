@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use egret_disk::{Disk, Driver, LOCK_PATIENCE, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, ListenError};
+use egret_virtio::blk::BlkConfig;
 use egret_vring::memory::Region;
 use egret_vring::ring::{Inflight, InflightConfig};
 use egret_vring::vhost_user::F_LOG_ALL;
@@ -399,6 +400,21 @@ fn a_resized_disk_is_announced_on_the_channel_the_client_gave() {
     (&ours).read_exact(&mut change).unwrap();
     assert_eq!(change[..], words(&[2, 1, 0]), "CONFIG_CHANGE_MSG, which has no body");
     assert_eq!(peer.ask(GET_CONFIG, &config(0, 8)).unwrap()[12..], (128 * MIB / 512).to_le_bytes());
+}
+
+#[test]
+fn a_disk_that_grows_by_part_of_a_block_has_so_many_whole_blocks_to_its_client() {
+    let io = IoThread::start();
+    let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
+    let disk = Arc::new(Disk::open(&Options::new("null", driver)).unwrap());
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let block = BlkConfig { logical_block_size: 4096, physical_block_size: 4096, ..blk_config(disk.size(), 1) };
+    let export = Export::start(export_config(Address::Fd(theirs.into())), block, disk, vec![io.0.clone()]).unwrap();
+    let mut peer = Peer(ours);
+    peer.agree();
+    export.resize(64 * MIB + 4096 + 512);
+    let sectors = (64 * MIB + 4096) / 512;
+    assert_eq!(peer.ask(GET_CONFIG, &config(0, 8)).unwrap()[12..], sectors.to_le_bytes());
 }
 
 #[test]

@@ -107,6 +107,11 @@ impl FaultDisk {
         self.shared.lock().obey(order)
     }
 
+    /// Has requests of a kind go wrong, from the next one on: so many, or all.
+    pub fn inject(&self, iotype: IoType, times: Option<u64>, effect: Effect) {
+        self.shared.lock().faults.add(Fault { iotype: Some(iotype), sectors: None, after: 0, times, effect });
+    }
+
     /// Records what it runs, from here on.
     pub fn record(&self) {
         self.shared.lock().record.begin();

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order, Ran, Survivors, serve};
+use egret_faultdisk::{Effect, ErrnoName, FaultDisk, IoType, Order, Ran, Survivors, serve};
 use rustix::io::{Errno, ReadWriteFlags};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -32,11 +32,6 @@ fn mounted() -> Option<(Arc<FaultDisk>, File, tempfile::TempDir)> {
     };
     let file = File::options().read(true).write(true).open(disk.path()).unwrap();
     Some((disk, file, folder))
-}
-
-fn inject(disk: &FaultDisk, iotype: IoType, effect: Effect) {
-    let fault = Fault { iotype: Some(iotype), sectors: None, after: 0, times: Some(1), effect };
-    disk.tell(Order::Inject(fault)).unwrap();
 }
 
 fn at(file: &File, offset: u64) -> u8 {
@@ -67,18 +62,18 @@ fn what_was_not_flushed_goes_with_the_power_whatever_made_the_rest_stable() {
 #[test]
 fn requests_fail_as_they_are_told_to() {
     let Some((disk, file, _folder)) = mounted() else { return };
-    inject(&disk, IoType::Write, Effect::Errno(ErrnoName::Enospc));
+    disk.inject(IoType::Write, Some(1), Effect::Errno(ErrnoName::Enospc));
     assert_eq!(file.write_at(&[1; 4096], 0).unwrap_err().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
     assert_eq!(at(&file, 0), 0);
-    inject(&disk, IoType::Write, Effect::Torn(512));
+    disk.inject(IoType::Write, Some(1), Effect::Torn(512));
     assert_eq!(file.write_at(&[1; 4096], 0).unwrap_err().raw_os_error(), Some(Errno::IO.raw_os_error()));
     assert_eq!([0, 511, 512].map(|offset| at(&file, offset)), [1, 1, 0]);
-    inject(&disk, IoType::Write, Effect::Short(1024));
+    disk.inject(IoType::Write, Some(1), Effect::Short(1024));
     assert_eq!(file.write_at(&[2; 4096], 0).unwrap(), 1024);
-    inject(&disk, IoType::Flush, Effect::Errno(ErrnoName::Eio));
+    disk.inject(IoType::Flush, Some(1), Effect::Errno(ErrnoName::Eio));
     assert!(file.sync_data().is_err());
     assert_eq!(disk.tell(Order::Status).unwrap().unflushed, 2);
-    inject(&disk, IoType::Flush, Effect::PowerOff);
+    disk.inject(IoType::Flush, Some(1), Effect::PowerOff);
     assert!(file.sync_data().is_err());
     let status = disk.tell(Order::PowerOn(Survivors::None)).unwrap();
     assert_eq!((status.is_on, status.struck, status.waiting), (true, 5, 0));
@@ -91,7 +86,7 @@ fn what_is_run_is_recorded_with_what_it_was_and_when_and_what_fails_is_not() {
     file.write_all_at(&[1; 512], 0).unwrap();
     assert!(disk.recorded().is_empty(), "nobody has asked for it");
     disk.record();
-    inject(&disk, IoType::Write, Effect::Errno(ErrnoName::Eio));
+    disk.inject(IoType::Write, Some(1), Effect::Errno(ErrnoName::Eio));
     assert!(file.write_at(&[1; 512], 0).is_err());
     let before = Instant::now();
     file.write_all_at(&[1; 4096], 4096).unwrap();
@@ -115,7 +110,7 @@ fn what_is_run_is_recorded_with_what_it_was_and_when_and_what_fails_is_not() {
 fn a_request_that_never_ends_is_run_when_it_is_released_and_fails_when_the_power_goes() {
     let Some((disk, file, _folder)) = mounted() else { return };
     for (order, is_written) in [(Order::Release, true), (Order::PowerOff, false)] {
-        inject(&disk, IoType::Write, Effect::Never);
+        disk.inject(IoType::Write, Some(1), Effect::Never);
         let (sender, ended) = mpsc::channel();
         let writer = file.try_clone().unwrap();
         thread::spawn(move || sender.send(writer.write_at(&[5; 512], 0).is_ok()));
@@ -131,7 +126,7 @@ fn a_request_that_never_ends_is_run_when_it_is_released_and_fails_when_the_power
 #[test]
 fn late_requests_are_overtaken_and_none_lands_after_the_power_was_gone() {
     let Some((disk, file, _folder)) = mounted() else { return };
-    inject(&disk, IoType::Write, Effect::LateMs(30_000));
+    disk.inject(IoType::Write, Some(1), Effect::LateMs(30_000));
     let writer = file.try_clone().unwrap();
     let late = thread::spawn(move || writer.write_at(&[7; 512], 0));
     while disk.tell(Order::Status).unwrap().waiting == 0 {
@@ -142,7 +137,7 @@ fn late_requests_are_overtaken_and_none_lands_after_the_power_was_gone() {
     disk.tell(Order::PowerOn(Survivors::All)).unwrap();
     assert!(late.join().unwrap().is_err());
     assert_eq!(at(&file, 0), 0);
-    inject(&disk, IoType::Write, Effect::LateMs(1));
+    disk.inject(IoType::Write, Some(1), Effect::LateMs(1));
     file.write_all_at(&[8; 512], 0).unwrap();
     assert_eq!(at(&file, 0), 8);
 }
@@ -150,9 +145,7 @@ fn late_requests_are_overtaken_and_none_lands_after_the_power_was_gone() {
 #[test]
 fn the_last_of_requests_that_are_reordered_is_run_first() {
     let Some((disk, file, _folder)) = mounted() else { return };
-    let effect = Effect::Reordered(2);
-    disk.tell(Order::Inject(Fault { iotype: Some(IoType::Write), sectors: None, after: 0, times: Some(2), effect }))
-        .unwrap();
+    disk.inject(IoType::Write, Some(2), Effect::Reordered(2));
     let write = |value: u8| {
         let (disk, writer) = (Arc::clone(&disk), file.try_clone().unwrap());
         let asked = disk.tell(Order::Status).unwrap().writes;

@@ -110,14 +110,13 @@ impl Default for CpuMeter {
 impl CpuMeter {
     /// Follows the kernel's threads and the host.
     pub fn new() -> Self {
-        let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         let mut meter = Self {
             processes: Vec::new(),
             families: Vec::new(),
             threads: BTreeMap::new(),
             host: Default::default(),
             edges: [None; 2],
-            tick_ns,
+            tick_ns: tick_ns(),
             watches: false,
             watch: None,
             in_io_submit: None,
@@ -131,6 +130,11 @@ impl CpuMeter {
         let stat = File::open(format!("/proc/{pid}/stat")).ok();
         self.processes.push(Process { pid, role: Box::new(role), stat, ticks: [0; 2] });
         self.find_threads();
+    }
+
+    /// Adds a process that serves, with these I/O threads.
+    pub fn follow_server(&mut self, pid: u32, io_threads: BTreeSet<u32>) {
+        self.follow(pid, move |tid, _| if io_threads.contains(&tid) { Role::IoThread } else { Role::ServerOther });
     }
 
     /// Adds a process with all that it starts: its process group, and whoever is a descendant of one in it.
@@ -235,6 +239,7 @@ impl CpuMeter {
             }
         }
     }
+
     /// The interval's length in seconds; 0 before it has ended.
     pub fn seconds(&self) -> f64 {
         match self.edges {
@@ -275,9 +280,7 @@ impl CpuMeter {
             host_busy: Some(ticks(|host| host.busy)),
         }
     }
-}
 
-impl CpuMeter {
     /// What the threads of a process have spent that are gone; `None` where the counting in ticks may have made it up. User and
     /// system time are each cut down to a tick, at both edges, and so are those of each thread where the kernel counts it in
     /// ticks alone.
@@ -401,6 +404,15 @@ pub(crate) fn threads_of(pid: u32) -> Vec<(u32, String)> {
     let name =
         |tid: u32| Some((tid, fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).ok()?.trim().to_owned()));
     numbers_in(&format!("/proc/{pid}/task")).filter_map(name).collect()
+}
+
+/// Time that a hypervisor has taken from all processors, in nanoseconds.
+pub(crate) fn stolen_ns() -> u64 {
+    Host::now().stolen * tick_ns()
+}
+
+fn tick_ns() -> u64 {
+    1_000_000_000 / rustix::param::clock_ticks_per_second().max(1)
 }
 
 impl Host {

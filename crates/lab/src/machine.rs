@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use egret_loadgen::machine::{allowed, on_cores};
+use egret_loadgen::machine::allowed;
 
 /// The processors of the load and of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,16 +29,6 @@ impl Placement {
                 Self { load: load.iter().map(|group| group[0]).collect(), server: server.concat() }
             }
         }
-    }
-
-    /// Does `work`, such as starting a process, on the server's cores.
-    pub fn on_the_servers<T>(&self, work: impl FnOnce() -> T) -> T {
-        on_cores(&self.server, work)
-    }
-
-    /// Does `work` on the load's cores.
-    pub fn on_the_loads<T>(&self, work: impl FnOnce() -> T) -> T {
-        on_cores(&self.load, work)
     }
 }
 

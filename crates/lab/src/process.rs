@@ -103,7 +103,7 @@ eval "$undo"
 /// Processes end when the *thread* that started them does: start them from one that lives as long as they should.
 pub struct ProcessReaper {
     lines: Mutex<Option<ChildStdin>>,
-    shell: Mutex<Child>,
+    shell: Child,
     running: Mutex<Vec<u32>>,
     stopped: AtomicBool,
 }
@@ -119,8 +119,7 @@ impl ProcessReaper {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         let mut shell = command.spawn()?;
         let lines = Mutex::new(shell.stdin.take());
-        let (shell, running) = (Mutex::new(shell), Mutex::default());
-        Ok(Arc::new(Self { lines, shell, running, stopped: AtomicBool::new(false) }))
+        Ok(Arc::new(Self { lines, shell, running: Mutex::default(), stopped: AtomicBool::new(false) }))
     }
 
     fn send(&self, line: &str) {
@@ -206,7 +205,7 @@ impl Drop for ProcessReaper {
     fn drop(&mut self) {
         // End of file: it removes what is left, if anything, and ends.
         held(&self.lines).take();
-        let _ = held(&self.shell).wait();
+        let _ = self.shell.wait();
     }
 }
 

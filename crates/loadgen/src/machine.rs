@@ -30,6 +30,14 @@ impl Cores {
         self.pair
     }
 
+    /// A line that says which they are, or that there are none.
+    pub fn describe(&self) -> String {
+        match self.pair {
+            Some((client, server)) => format!("cores: client on {client}, server on {server}"),
+            None => "missing: a second core; client and server share one, unpinned".to_owned(),
+        }
+    }
+
     /// Does `work` on the client's core.
     pub fn on_the_clients<T>(&self, work: impl FnOnce() -> T) -> T {
         on_cores(self.pair.map(|(client, _)| client).as_slice(), work)

@@ -8,9 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use counting::ALLOCATIONS;
-use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{Edge, Rate, RateProcess, Span, Spec, Waiting};
-use support::{Device, Puppet, PuppetOptions};
+use support::{Device, Puppet, PuppetOptions, job};
 
 #[test]
 fn nothing_is_allocated_while_a_load_runs() {
@@ -21,8 +20,7 @@ fn nothing_is_allocated_while_a_load_runs() {
             let puppet = Puppet::with(PuppetOptions::default(), Device::serve);
             let rw = "randwrite".parse().unwrap();
             let spec = Spec { rw, iodepth: 8, waiting, rate_iops, verify: Some(3), ..Spec::default() };
-            let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
-            let mut job = spec.jobs(disk).unwrap().remove(0);
+            let mut job = job(&puppet, &spec);
             let mut tally = job.tally();
             let span = Span { ramp: Duration::from_millis(10), length: Duration::from_millis(20) };
             // How much comes of one run depends on who else wants the cores; and whenever more is in flight than ever before the

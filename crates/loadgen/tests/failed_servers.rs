@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use egret_loadgen::client::{Client, ClientError, ClientOptions, Shape};
 use egret_loadgen::load::{Job, LoadError, Mismatch, Span, Spec, Waiting};
-use support::{Device, PATIENCE, Puppet, PuppetOptions};
+use support::{Device, PATIENCE, Puppet, PuppetOptions, job};
 
 const IMPATIENT: ClientOptions = ClientOptions { patience: PATIENCE, event_idx: true, packed: false };
 const BOTH: [Waiting; 2] = [Waiting::Polling, Waiting::Blocking];
@@ -17,12 +17,6 @@ fn complaint(puppet: &Puppet) -> String {
     let connected =
         Client::connect(&puppet.socket, ClientOptions::default()).and_then(|client| client.start(Shape::default()));
     connected.err().expect("nothing to connect to").to_string()
-}
-
-/// Makes a job on a server that talks well enough.
-fn job(puppet: &Puppet, spec: &Spec) -> Job {
-    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
-    spec.jobs(disk).unwrap().remove(0)
 }
 
 /// Loads a server until that fails.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{Edge, Job, Rate, RateProcess, Span, Spec, Waiting};
-use support::{Device, Puppet, PuppetOptions};
+use support::{Device, Puppet, PuppetOptions, job};
 
 const STALL: Duration = Duration::from_millis(100);
 
@@ -24,8 +24,7 @@ fn slow_requests(waiting: Waiting, rate: Rate) -> (u64, f64) {
         }
     });
     let spec = Spec { iodepth: 2, waiting, rate_iops: Some(rate), ..Spec::default() };
-    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
-    let mut job = spec.jobs(disk).unwrap().remove(0);
+    let mut job = job(&puppet, &spec);
     let mut tally = job.tally();
     job.run(Span { ramp: Duration::ZERO, length: 4 * STALL }, &mut tally, &mut |_| ()).unwrap();
     let slow = tally.lat.count_between(STALL.as_nanos() as u64 / 10, u64::MAX / 2);
@@ -88,8 +87,7 @@ fn what_is_in_flight_at_the_end_does_not_take_as_long_as_the_callback() {
     });
     let rate_iops = Some(Rate { iops: 1000.0, process: RateProcess::Fixed });
     let spec = Spec { iodepth: 4, waiting: Waiting::Blocking, rate_iops, ..Spec::default() };
-    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
-    let mut job = spec.jobs(disk).unwrap().remove(0);
+    let mut job = job(&puppet, &spec);
     let mut tally = job.tally();
     let (begin, mut go, mut until_end) = (Instant::now(), Some(go), Duration::MAX);
     let span = Span { ramp: Duration::ZERO, length: Duration::from_millis(20) };
@@ -120,8 +118,7 @@ fn a_server_that_is_too_slow_for_a_rate_is_late_and_not_the_load() {
     });
     let rate_iops = Some(Rate { iops: 5000.0, process: RateProcess::Fixed });
     let spec = Spec { iodepth: 1, waiting: Waiting::Blocking, rate_iops, ..Spec::default() };
-    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
-    let mut job = spec.jobs(disk).unwrap().remove(0);
+    let mut job = job(&puppet, &spec);
     // Where the server's thread did not run meanwhile nothing is shown.
     let mut ran = (0..30).map(|_| {
         let mut tally = job.tally();
@@ -148,8 +145,7 @@ fn a_closed_loop_makes_as_many_requests_as_it_has_room_for() {
         assert!(taken >= 16, "{taken}");
     });
     let spec = Spec { iodepth: 16, ..Spec::default() };
-    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
-    let mut job = spec.jobs(disk).unwrap().remove(0);
+    let mut job = job(&puppet, &spec);
     drop(done);
     let mut tally = job.tally();
     let mut edges = Vec::new();
@@ -163,8 +159,7 @@ fn a_closed_loop_makes_as_many_requests_as_it_has_room_for() {
 fn what_was_in_flight_when_measuring_began_counts_and_has_no_latency() {
     let puppet = Puppet::with(PuppetOptions::default(), Device::serve);
     let spec = Spec { iodepth: 4, waiting: Waiting::Blocking, ..Spec::default() };
-    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
-    let mut job = spec.jobs(disk).unwrap().remove(0);
+    let mut job = job(&puppet, &spec);
     let span = Span { ramp: Duration::ZERO, length: Duration::from_millis(5) };
     loop {
         let mut tally = job.tally();

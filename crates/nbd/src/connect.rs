@@ -207,7 +207,7 @@ fn wait(socket: impl AsFd, what: PollFlags, deadline: Instant, stop: &EventNotif
             return Err(io::ErrorKind::TimedOut.into());
         }
         let mut both = [PollFd::new(&socket, what), PollFd::new(stop, PollFlags::IN)];
-        match poll(&mut both, Some(&timespec(left))) {
+        match poll(&mut both, Timespec::try_from(left).ok().as_ref()) {
             Ok(_) if !both[1].revents().is_empty() => return Err(Errno::CANCELED.into()),
             Ok(_) if !both[0].revents().is_empty() => return Ok(()),
             Ok(_) | Err(Errno::INTR) => {}
@@ -219,11 +219,7 @@ fn wait(socket: impl AsFd, what: PollFlags, deadline: Instant, stop: &EventNotif
 /// Waits for so long, or until `stop` is set; false if it is.
 pub(crate) fn pause(length: Duration, stop: &EventNotifier) -> bool {
     let mut one = [PollFd::new(stop, PollFlags::IN)];
-    matches!(retry_on_intr(|| poll(&mut one, Some(&timespec(length)))), Ok(0))
-}
-
-fn timespec(length: Duration) -> Timespec {
-    Timespec { tv_sec: length.as_secs().cast_signed(), tv_nsec: length.subsec_nanos().into() }
+    matches!(retry_on_intr(|| poll(&mut one, Timespec::try_from(length).ok().as_ref())), Ok(0))
 }
 
 /// A connection that takes no longer than it may.

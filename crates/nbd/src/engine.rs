@@ -343,11 +343,10 @@ impl Engine for NbdEngine {
         }
     }
 
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
-        let mut this = self;
-        this.leave();
-        let commands = std::mem::take(&mut this.commands);
-        this.done.drain(..).chain(commands.into_jobs()).for_each(left);
+    fn end(mut self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
+        self.leave();
+        let commands = std::mem::take(&mut self.commands);
+        self.done.drain(..).chain(commands.into_jobs()).for_each(left);
     }
 }
 

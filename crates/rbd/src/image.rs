@@ -105,7 +105,8 @@ impl Image {
             _ => "",
         };
         check(opened, || ("open it".to_owned(), hint))?;
-        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(own("eventfd"))?;
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
+            .map_err(|errno| RbdError::Call { what: "eventfd".to_owned(), errno, hint: "" })?;
         let mut new =
             Self { ceph, handle, watch: None, changed: Box::new(Box::new(changed)), event: Mutex::new(event), pool };
         if let Some((format, secret)) = encryption {
@@ -354,8 +355,4 @@ impl Drop for Kept {
             drop(closed);
         });
     }
-}
-
-fn own(what: &'static str) -> impl FnOnce(Errno) -> RbdError {
-    move |errno| RbdError::Call { what: what.to_owned(), errno, hint: "" }
 }

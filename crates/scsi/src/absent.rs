@@ -14,7 +14,7 @@ use crate::step::{DataOut, Step, Task};
 ///
 /// It never needs a disk, so the step is [`Step::Done`] or [`Step::Overrun`].
 pub fn absent(command: &mut Command, task: &Task<'_>, data: &dyn DataOut) -> Step {
-    command.begin();
+    command.recycle();
     command.touched = true;
     let unsupported = Sense::illegal(Code::NO_SUCH_UNIT);
     let answer = match Cdb::parse(task.cdb) {

@@ -148,14 +148,9 @@ impl Command {
     }
 
     /// Ready for another, when what [`data_in`](Self::data_in) returns has been given to the initiator; and keeps little
-    /// memory until then.
-    pub fn recycle(&mut self) {
-        self.begin();
-    }
-
-    /// Ready for another: nothing is to be done after a transfer.
+    /// memory until then. Nothing is to be done after a transfer.
     #[inline]
-    pub(crate) fn begin(&mut self) {
+    pub fn recycle(&mut self) {
         if self.touched {
             self.reset();
         }

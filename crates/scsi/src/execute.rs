@@ -12,7 +12,7 @@ use crate::medium::is_of_medium;
 use crate::nexus::{Flags, Nexus};
 use crate::report::{log_sense, report_luns, report_task_management, send_diagnostic};
 use crate::sense::{Code, Key, Refusal, Sense, failure};
-use crate::step::{DataOut, DiskOp, Memory, Step, Task};
+use crate::step::{DataOut, DiskOp, Memory, Step, Task, make_stable};
 use crate::unit::LogicalUnit;
 use crate::work::Work;
 
@@ -22,7 +22,7 @@ impl LogicalUnit {
     /// `command` is of no other task that is under way. When this returns [`Step::Disk`] or [`Step::Wait`] the command
     /// is under way, until a later step is [`Step::Done`] or it is [aborted](Self::abort).
     pub fn begin(&self, command: &mut Command, task: &Task<'_>, data: &dyn DataOut) -> Step {
-        command.begin();
+        command.recycle();
         // Before the flags: who preempts sets those first and then counts, so that one of the two is seen here, or the
         // count is another when the command is let in.
         command.preempted = task.nexus.preempted();
@@ -59,7 +59,7 @@ impl LogicalUnit {
                     return None;
                 }
                 let op = self.read_op(&cdb, task).ok()??;
-                command.begin();
+                command.recycle();
                 op
             }
             Run::Write => {
@@ -72,7 +72,7 @@ impl LogicalUnit {
                     self.fence.leave(pass);
                     return None;
                 }
-                command.begin();
+                command.recycle();
                 command.preempted = preempted;
                 command.hold = Hold::Pass(pass);
                 op
@@ -205,7 +205,7 @@ impl LogicalUnit {
             return Some(refusal.into());
         }
         if command.admission.changes_medium() && !self.write_cache() {
-            out.make_stable();
+            make_stable(&mut out.op);
             command.out = Some(out.op);
         }
         if let Admission::Alone(_) = command.admission {

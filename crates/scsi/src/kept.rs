@@ -14,6 +14,7 @@ use crate::command::Hold;
 use crate::nexus::NexusId;
 use crate::reservations::{Effects, Reservations};
 use crate::unit::State;
+use crate::write_fence;
 
 /// The persistent reservations of a unit, as they are stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -129,9 +130,7 @@ impl Keeping {
     }
 
     pub(crate) fn wait(&mut self, waker: &Waker) {
-        if !self.waiting.iter().any(|other| other.will_wake(waker)) {
-            self.waiting.push(waker.clone());
-        }
+        write_fence::wait(&mut self.waiting, waker);
     }
 }
 

@@ -159,19 +159,16 @@ impl LogicalUnit {
         if state.reservations.is_unit_reserved() {
             return Some(Err(Refusal::Conflict));
         }
-        let Some(keeper) = state.keeping.keeper.clone() else {
-            let effects = match asked.apply(&mut state.reservations, nexus) {
-                Ok(effects) => effects,
-                Err(refusal) => return Some(Err(refusal)),
-            };
-            // First what keeps others out, then the wait for those who are within: see `WriteFence`.
-            state.take(effects);
-            return Some(Ok(then));
-        };
         let mut next = state.reservations.clone();
         let effects = match asked.apply(&mut next, nexus) {
             Ok(effects) => effects,
             Err(refusal) => return Some(Err(refusal)),
+        };
+        let Some(keeper) = state.keeping.keeper.clone() else {
+            state.reservations = next;
+            // First what keeps others out, then the wait for those who are within: see `WriteFence`.
+            state.take(effects);
+            return Some(Ok(then));
         };
         state.keeping.begin(waker);
         drop(state);

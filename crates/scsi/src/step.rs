@@ -110,18 +110,13 @@ pub const MAX_SCRATCH: u64 = 64 << 10;
 impl DiskOp {
     pub(crate) const FLUSH: Self = Self { op: Op::Flush, offset: 0, len: 0, memory: Memory::None };
 
-    /// Has what it writes be stable when it ends, if it writes.
-    pub(crate) fn make_stable(&mut self) {
-        make_stable(&mut self.op);
-    }
-
     /// What it is about, in bytes.
     pub(crate) fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.len
     }
 }
 
-/// As [`DiskOp::make_stable`].
+/// Has what an operation writes be stable when it ends, if it writes.
 pub(crate) fn make_stable(op: &mut Op) {
     match op {
         Op::Write { fua } | Op::WriteZeroes { fua, .. } => *fua = true,

@@ -340,7 +340,7 @@ impl State {
     /// and are fenced by it.
     pub(crate) fn tell(&mut self, notices: Notices) {
         for (id, attention) in notices {
-            if let Some(nexus) = self.nexuses.iter().find(|n| n.id == id) {
+            if let Some(nexus) = self.nexus(id) {
                 nexus.attend(attention);
             }
         }

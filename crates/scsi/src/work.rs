@@ -127,11 +127,11 @@ impl Work {
         match self {
             Self::Idle | Self::Once(None) | Self::Verify(Verify { write: None, .. }) => {}
             Self::Once(Some(op)) | Self::FlushThen(op) | Self::Verify(Verify { write: Some(op), .. }) => {
-                op.make_stable()
+                make_stable(&mut op.op)
             }
             Self::Ranges { op, .. } => make_stable(op),
             Self::Fill { fua, .. } => *fua = true,
-            Self::CompareAndWrite { write, .. } => write.make_stable(),
+            Self::CompareAndWrite { write, .. } => make_stable(&mut write.op),
         }
     }
 

@@ -316,7 +316,7 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
 }
 
 /// Leaves a waker among others.
-fn wait(wakers: &mut Vec<Waker>, waker: &Waker) {
+pub(crate) fn wait(wakers: &mut Vec<Waker>, waker: &Waker) {
     if wakers.iter().any(|other| other.will_wake(waker)) {
         return;
     }

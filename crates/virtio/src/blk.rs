@@ -88,7 +88,7 @@ impl Blk {
         Ok(Arc::new(Self {
             features,
             serial,
-            sectors: AtomicU64::new(config.capacity_bytes / SECTOR),
+            sectors: AtomicU64::new(config.sectors_of(config.capacity_bytes)),
             acked: AtomicU64::new(0),
             writeback: AtomicBool::new(!config.writethrough),
             write_through: AtomicBool::new(true),
@@ -136,11 +136,6 @@ impl Blk {
     #[inline]
     pub fn sectors(&self) -> u64 {
         self.sectors.load(Ordering::Relaxed)
-    }
-
-    /// Changes the disk's size; the caller notifies the driver of the configuration change (5.2.6.2).
-    pub fn set_capacity(&self, bytes: u64) {
-        self.sectors.store(bytes / SECTOR, Ordering::Relaxed);
     }
 
     /// The model of one of its queues, which has `size` descriptors.
@@ -202,7 +197,7 @@ impl Device for Blk {
     }
 
     fn resize(&self, _disk: DiskKey, bytes: u64) -> bool {
-        let sectors = (bytes - bytes % u64::from(self.config.logical_block_size)) / SECTOR;
+        let sectors = self.config.sectors_of(bytes);
         self.sectors.swap(sectors, Ordering::Relaxed) != sectors
     }
 

@@ -369,6 +369,13 @@ pub struct Completed {
     pub disk: Option<DiskKey>,
 }
 
+impl Completed {
+    /// One that asked for nothing of a disk.
+    pub(crate) const fn other(head: u16, written: u32, status: Status) -> Self {
+        Self { head, written, request_type: RequestType::Other, bytes: 0, status, disk: None }
+    }
+}
+
 /// What a request asked for, as statistics have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestType {

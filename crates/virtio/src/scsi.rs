@@ -172,15 +172,10 @@ impl Scsi {
         Ok(lun)
     }
 
-    /// The driver has nothing to do with a unit any more.
-    fn detach(&self, lun: &Lun) {
+    /// The driver has nothing to do with a unit any more, or will not have: its place was prepared and is not going to be added.
+    pub fn detach(&self, lun: &Lun) {
         lun.unit.detach(self.nexus);
         lun.unit.remove_holder(&self.holder);
-    }
-
-    /// Gives up a place that was prepared and is not going to be added.
-    pub fn abandon(&self, lun: &Lun) {
-        self.detach(lun);
     }
 
     /// Shows a unit to the driver, and tells it.

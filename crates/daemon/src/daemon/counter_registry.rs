@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use egret_event_loop::{Counter, LoopCounters, LoopStats, Nanos};
-use egret_export::{ErrorHandling, Export, QueueCounters, Stop};
+use egret_event_loop::{Counter, EventNotifier, LoopCounters, LoopStats, Nanos};
+use egret_export::{ErrorHandling, Export, QueueCounters};
 
 use crate::process::sys::thread_cpu_time;
 
@@ -16,7 +16,7 @@ use crate::process::sys::thread_cpu_time;
 pub struct CounterRegistry {
     watched: Mutex<Arc<Watched>>,
     /// What has each export end.
-    stops: Mutex<BTreeMap<String, Stop>>,
+    stops: Mutex<BTreeMap<String, EventNotifier>>,
 }
 
 /// Everything that could be watched at one moment, by its name; the counters go on.
@@ -73,7 +73,7 @@ impl CounterRegistry {
 
     /// Has every export end, before any is waited for, and whoever has the daemon meanwhile.
     pub(crate) fn stop_exports(&self) {
-        self.stops().values().for_each(Stop::stop);
+        self.stops().values().for_each(EventNotifier::set);
     }
 
     pub(super) fn register_export(&self, export: &Export) {
@@ -107,7 +107,7 @@ impl CounterRegistry {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stops(&self) -> MutexGuard<'_, BTreeMap<String, Stop>> {
+    fn stops(&self) -> MutexGuard<'_, BTreeMap<String, EventNotifier>> {
         self.stops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

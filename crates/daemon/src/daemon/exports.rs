@@ -10,6 +10,7 @@ use egret_export::{
 };
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use egret_virtio::scsi::ScsiConfig;
+use egret_vocabulary::choices;
 use egret_vocabulary::schema::{self, BlkDevice, FdAddr, NbdDevice, ScsiDevice, UnixAddr, VhostUser};
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
@@ -19,13 +20,14 @@ use super::teardowns::{TornDown, Waiter};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
 use crate::process::InheritError;
 
-/// How an export is deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deletion {
-    /// Not while a client uses it.
-    Safe,
-    /// At once; its client is cut off when what is in flight has ended.
-    Hard,
+choices! {
+    /// How an export is deleted.
+    pub enum Deletion {
+        /// Not while a client uses it.
+        "safe" => Safe;
+        /// At once; its client is cut off when what is in flight has ended.
+        "hard" => Hard;
+    }
 }
 
 // A path that an option may hold is one that a socket can have.
@@ -273,11 +275,10 @@ impl<'a> Options<'a> {
                 Device::Nbd(NbdOptions { name, description, writable, writethrough, max_connections })
             }
         };
-        let queues = 0..object.num_queues();
         Self {
             id,
             device,
-            iothreads: queues.map(|queue| object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD)).collect(),
+            iothreads: iothreads_of(object).collect(),
             errors: object.vhost_user().map(errors).unwrap_or_default(),
         }
     }

@@ -3,8 +3,8 @@
 use egret_export::QueueStats;
 use egret_virtio::RequestType;
 use egret_vocabulary::disk::Bottom;
+use egret_vocabulary::options;
 use egret_vocabulary::schema::{Addr, Blockdev, Device, Export, FdAddr, Object, Shape, Spelling, ValueType};
-use egret_vocabulary::{choices, options};
 use serde_json::{Value, json};
 
 use super::command::{Command, Run, Takes, nothing, typed};
@@ -23,14 +23,7 @@ options! {
         /// Name of the export.
         id: String, ValueType::Text(0, usize::MAX);
         /// `safe` refuses while a client uses it, `hard` cuts the client off.
-        mode: Mode, ValueType::Word(Mode::words), default Mode::Safe;
-    }
-}
-
-choices! {
-    enum Mode {
-        "safe" => Safe;
-        "hard" => Hard;
+        mode: Deletion, ValueType::Word(Deletion::words), default Deletion::Safe;
     }
 }
 
@@ -179,11 +172,7 @@ pub(super) static COMMANDS: &[Command] = &[
         about: "Take an offer back. BLOCK_EXPORT_DELETED says when it is gone and its name and disk are free.",
         run: Run::Mutate(|context, arguments| {
             let Delete { id, mode } = typed(arguments)?;
-            let how = match mode {
-                Mode::Safe => Deletion::Safe,
-                Mode::Hard => Deletion::Hard,
-            };
-            context.daemon.remove_export(&id, how)?;
+            context.daemon.remove_export(&id, mode)?;
             Ok(nothing())
         }),
     },

@@ -249,8 +249,7 @@ fn receive(stream: &FromPeer, input: &mut [u8], descriptors: &mut Descriptors) -
 
 /// Whether a stream that is shared with others, and so left blocking, has something to read now.
 fn has_input_now(fd: BorrowedFd<'_>) -> bool {
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    matches!(poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&at_once)), Ok(1))
+    matches!(poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&Timespec::default())), Ok(1))
 }
 
 #[cfg(test)]

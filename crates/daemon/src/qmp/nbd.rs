@@ -4,7 +4,7 @@ use egret_vocabulary::schema::{
     Export, FOREIGN_NBD_ADDR, Foreign, Harmless, InetAddr, NO_AUTHZ, NbdServer, Object, Shape, Spelling, UnixAddr,
     ValueType,
 };
-use egret_vocabulary::{choices, options, variants};
+use egret_vocabulary::{options, variants};
 use serde_json::{Value, json};
 
 use super::QmpError;
@@ -64,14 +64,7 @@ options! {
         /// Name of the export.
         name: String, ValueType::Text(0, usize::MAX);
         /// `safe` refuses while a client uses it, `hard` cuts clients off.
-        mode: Mode, ValueType::Word(Mode::words), default Mode::Safe;
-    }
-}
-
-choices! {
-    enum Mode {
-        "safe" => Safe;
-        "hard" => Hard;
+        mode: Deletion, ValueType::Word(Deletion::words), default Deletion::Safe;
     }
 }
 
@@ -150,11 +143,7 @@ pub(super) static COMMANDS: &[Command] = &[
         about: "Take an export of type nbd back, as `block-export-del` does.",
         run: Run::Mutate(|context, arguments| {
             let Remove { name, mode } = typed(arguments)?;
-            let how = match mode {
-                Mode::Safe => Deletion::Safe,
-                Mode::Hard => Deletion::Hard,
-            };
-            remove(context.daemon, &name, how)
+            remove(context.daemon, &name, mode)
         }),
     },
 ];

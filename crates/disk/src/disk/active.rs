@@ -92,21 +92,18 @@ impl Disk {
     ///
     /// Its options differ in a way that somebody else's locks are in the way of.
     pub fn share_locks_of(&self, old: &Self) -> Result<(), OpenError> {
-        if let Backing::Remote(remote) = &self.backing
-            && self.options.allow_inactive
-            && old.is_active()
-        {
-            remote.lock().map_err(|cause| self.error(cause))?;
-            self.standing.is_active.store(true, Ordering::Release);
+        if !self.options.allow_inactive || !old.is_active() {
+            return Ok(());
         }
-        if let (Some(file), Some(theirs), Some(path)) = (self.file(), old.file(), self.path())
-            && self.options.allow_inactive
-            && old.is_active()
-        {
+        let taken = if let Backing::Remote(remote) = &self.backing {
+            remote.lock()
+        } else if let (Some(file), Some(theirs), Some(path)) = (self.file(), old.file(), self.path()) {
             lock::take_over(theirs, usage(&old.options), file, path, usage(&self.options))
-                .map_err(|cause| self.error(cause))?;
-            self.standing.is_active.store(true, Ordering::Release);
-        }
+        } else {
+            return Ok(());
+        };
+        taken.map_err(|cause| self.error(cause))?;
+        self.standing.is_active.store(true, Ordering::Release);
         Ok(())
     }
 

@@ -281,9 +281,8 @@ impl Engine for Uring {
         self.event.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
-        let mut this = self;
-        this.wait(left);
+    fn end(mut self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
+        self.wait(left);
     }
 }
 

@@ -129,10 +129,9 @@ impl Engine for Threads {
         Some(self.workers.done.descriptor())
     }
 
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
-        let mut this = self;
-        this.wait();
-        this.reap(Nanos::ZERO, left);
+    fn end(mut self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
+        self.wait();
+        self.reap(Nanos::ZERO, left);
     }
 }
 

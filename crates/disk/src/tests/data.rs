@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use egret_faultdisk::{Effect, ErrnoName, Fault, IoType};
+use egret_faultdisk::{Effect, ErrnoName, IoType};
 use proptest::prelude::*;
 
 use super::*;
@@ -75,8 +75,7 @@ fn where_the_first(iotype: IoType, effect: Effect, test: impl Fn(&mut Rig)) {
         println!("{name}");
         let ring = shared.then(shared_ring);
         let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
-        let fault = Fault { iotype: Some(iotype), sectors: None, after: 0, times: Some(1), effect };
-        disk.tell(Order::Inject(fault)).unwrap();
+        disk.inject(iotype, Some(1), effect);
         test(&mut rig);
         disk.tell(Order::Clear).unwrap();
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use egret_faultdisk::{Effect, ErrnoName, Fault, IoType};
+use egret_faultdisk::{Effect, ErrnoName, IoType};
 
 use super::*;
 use crate::Locking;
@@ -30,9 +30,7 @@ impl Cached {
 
     /// Has what is written next be lost, as one flush tells.
     fn lose(&self) {
-        let effect = Effect::Errno(ErrnoName::Eio);
-        let fault = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: Some(1), effect };
-        self.faulty.tell(Order::Inject(fault)).unwrap();
+        self.faulty.inject(IoType::Flush, Some(1), Effect::Errno(ErrnoName::Eio));
     }
 }
 

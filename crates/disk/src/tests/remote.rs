@@ -189,9 +189,8 @@ impl Engine for VectorEngine {
         self.seen.lock().unwrap().announced += 1;
     }
 
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
-        let mut this = self;
-        this.pushed.drain(..).for_each(left);
+    fn end(mut self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
+        self.pushed.drain(..).for_each(left);
     }
 }
 

@@ -121,19 +121,15 @@ fn verify_on_host(mut file: File) -> io::Result<()> {
 
 /// Loads both in turns, and prints what came of it.
 fn compare(daemon: &Announced, served: &mut Disk, file: io::Result<Disk>, direct: bool) -> io::Result<()> {
-    let mut file = match file {
-        Ok(file) => Some(file),
-        Err(error) => {
-            println!("missing: io_uring, for the client on the file itself ({error})");
-            None
-        }
-    };
+    let missing = |error: &io::Error| println!("missing: io_uring, for the client on the file itself ({error})");
+    let mut file = file.inspect_err(missing).ok();
     println!("\n{:<44}{:>10}{:>10}{:>10}{:>20}", "4 KiB random reads", "IOPS", "p50 us", "p99 us", "server CPU us/IO");
     for depth in [1, 64] {
         let load = Load { depth, capacity: DISK, warm_up: WARM_UP, length: TURN };
         let (mut through_egret, mut by_itself) = (Tally::default(), Tally::default());
         for _ in 0..TURNS {
-            load.run(served.first(), || cpu_time(daemon), &mut through_egret)?;
+            let cpu_time = || machine::cpu_time_ns(daemon.pid()).expect("the daemon lives");
+            load.run(served.first(), cpu_time, &mut through_egret)?;
             if let Some(file) = &mut file {
                 load.run(file.first(), || 0, &mut by_itself)?;
             }
@@ -150,10 +146,6 @@ fn compare(daemon: &Announced, served: &mut Disk, file: io::Result<Disk>, direct
     }
     println!("The server's CPU time counts what it spins; with egret serve --poll-max-ns 0 it never does.");
     Ok(())
-}
-
-fn cpu_time(daemon: &Announced) -> u64 {
-    machine::cpu_time_ns(daemon.pid()).expect("the daemon lives")
 }
 
 fn print_row(depth: usize, name: &str, outcome: &Outcome, cpu: &str) {

@@ -124,10 +124,7 @@ fn main() -> std::io::Result<()> {
     let arguments = Arguments::parse();
     println!("{}", machine::fingerprint());
     let cores = Cores::of_this_machine();
-    match cores.pair() {
-        Some((client, server)) => println!("cores: client on {client}, server on {server}"),
-        None => println!("missing: a second core; client and server share one, unpinned"),
-    }
+    println!("{}", cores.describe());
     let disk = Disk::for_this_machine()?;
     println!("load: 4 KiB, random, 70 % reads, {QUEUES} queues\n");
     println!("times in milliseconds: p50, p99, longest; of requests p99, p99.9, longest\n");

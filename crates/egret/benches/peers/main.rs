@@ -90,10 +90,7 @@ fn main() -> std::io::Result<()> {
     let contenders = arguments.contenders();
     let disk = Disk::for_this_machine()?;
     let cores = Cores::of_this_machine();
-    match cores.pair() {
-        Some((client, server)) => println!("cores: client on {client}, server on {server}"),
-        None => println!("missing: a second core; client and server share one, unpinned"),
-    }
+    println!("{}", cores.describe());
     let common = &arguments.common;
     let cells: Vec<Cell> = cells::all().into_iter().filter(|cell| common.chooses(&cell.name())).collect();
 

@@ -14,7 +14,7 @@ use egret_loadgen::client::{Client, ClientOptions, Connection, Shape};
 use egret_loadgen::load::{Edge, Job, LoadError, Span, Spec, Tally};
 use egret_loadgen::machine::{self, Cores};
 use egret_loadgen::random::Shuffle;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::cells::{Cell, Placement};
@@ -183,11 +183,9 @@ impl Deployment {
     }
 
     fn signal(&self, signal: Signal) {
-        if !self.is_parked {
-            return;
+        if self.is_parked {
+            self.server.send(signal);
         }
-        let pid = Pid::from_raw(self.server.pid() as i32).expect("a process of ours");
-        kill_process(pid, signal).expect("our child lives");
     }
 
     /// Loads the daemon, and puts it to sleep again.

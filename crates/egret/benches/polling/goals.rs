@@ -36,11 +36,10 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
             let mean = geometric_mean(rows.iter().filter_map(|row| row.over_others[at]));
             println!("- geometric mean over {}: {mean:.3}", other.name);
         }
-        let most = rows.iter().filter_map(|row| row.habits.first());
-        let most = most.fold(BTreeMap::new(), |mut most, (habit, _)| {
+        let mut most = BTreeMap::new();
+        for (habit, _) in rows.iter().filter_map(|row| row.habits.first()) {
             *most.entry(habit).or_insert(0) += 1;
-            most
-        });
+        }
         most.iter()
             .for_each(|(habit, cells)| println!("- {cells} cells have the most of the time with the habit '{habit}'"));
     }

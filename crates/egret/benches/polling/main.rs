@@ -10,8 +10,10 @@
 //! | `arguments` | arguments that benchmarks share |
 //! | `cells` | what is measured: disks, clients, loads, placement |
 //! | `deployment` | daemons side by side, one of them awake |
+//! | `disk` | the disk under test, which benchmarks share |
 //! | `ladder` | one busy disk beside many idle ones |
-//! | `report` | the table, the goals, and every sample as JSON |
+//! | `report` | the tables, and every sample as JSON |
+//! | `goals` | what the figures add up to |
 
 #[path = "../shared/arguments.rs"]
 mod arguments;

@@ -1,5 +1,7 @@
 //! Disks of the user's, here and on a machine behind ssh.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use super::*;
 
 /// OpenSSH's server and client, between which nothing is but a pipe, with keys and settings of their own.
@@ -50,13 +52,15 @@ impl Ssh {
         // ssh looks for its settings in the user's home, and this is not that.
         fs::create_dir(scratch.path("bin")).unwrap();
         let ssh = egret_lab::stack::find("ssh").unwrap();
-        write("bin/ssh", format!("#!/bin/sh\nexec {} -F {} \"$@\"\n", ssh.display(), path("config")));
-        fs::set_permissions(scratch.path("bin/ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(
+            &scratch.path("bin/ssh"),
+            &format!("#!/bin/sh\nexec {} -F {} \"$@\"\n", ssh.display(), path("config")),
+        );
         Some(Self { scratch })
     }
 
     fn search_path(&self) -> String {
-        format!("{}:{}", self.scratch.path("bin").display(), std::env::var("PATH").unwrap())
+        with_programs(&self.scratch.path("bin"))
     }
 }
 

@@ -125,7 +125,7 @@ fn guest_memory_on_tmpfs_is_taken() {
         file.set_len(MIB).expect("its length");
         let share = Share { file, guest: DATA, len: MIB };
         let mut wire = Wire::agree(&scene.victim, F_VERSION_1);
-        assert_eq!(wire.order(ADD_MEM_REG, &share.message(), &[share.file.as_fd()]).expect("an answer"), 0);
+        wire.must(ADD_MEM_REG, &share.message(), &[share.file.as_fd()]);
     });
     scene.close();
 }
@@ -290,8 +290,7 @@ fn a_chain_over_more_regions_than_pieces_are_allowed_breaks_the_queue() {
             let first = DATA + GIB;
             for n in 0..REGIONS {
                 let share = Share::new(first + n * LEN, LEN);
-                let added = attacker.wire.order(ADD_MEM_REG, &share.message(), &[share.file.as_fd()]);
-                assert_eq!(added.expect("an answer"), 0);
+                attacker.wire.must(ADD_MEM_REG, &share.message(), &[share.file.as_fd()]);
                 attacker.data.push(share);
             }
             let through_all = (first, (REGIONS * LEN) as u32);

@@ -33,10 +33,10 @@ fn a_log_that_is_truncated_costs_its_owner_the_queue() {
             let mut attacker = scene.attacker(MIB);
             let (log, message) = log(LOG);
             let features = attacker.features() | F_LOG_ALL;
-            assert_eq!(attacker.wire.order(SET_FEATURES, &u64s(&[features]), &[]).expect("an answer"), 0);
+            attacker.wire.must(SET_FEATURES, &u64s(&[features]), &[]);
             attacker.wire.order(SET_LOG_BASE, &message, &[log.file.as_fd()]).expect("an answer");
             let addresses = attacker.addresses(VRING_LOG);
-            assert_eq!(attacker.wire.order(SET_VRING_ADDR, &addresses, &[]).expect("an answer"), 0);
+            attacker.wire.must(SET_VRING_ADDR, &addresses, &[]);
             attacker.read_honestly();
             log.file.set_len(0).expect("our own memory");
             for _ in 0..16 {

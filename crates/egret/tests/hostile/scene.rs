@@ -172,8 +172,8 @@ impl Scene {
                 read.unwrap_or_else(|error| panic!("after {what}: {error}"));
             }
             Device::Scsi => {
-                let variant = ClientOptions { patience: crate::support::PATIENCE, ..ClientOptions::default() };
-                let disk = Client::start_scsi(&self.victim, variant, Shape::default());
+                let options = ClientOptions { patience: crate::support::PATIENCE, ..ClientOptions::default() };
+                let disk = Client::start_scsi(&self.victim, options, Shape::default());
                 let mut queue = disk.unwrap_or_else(|error| panic!("after {what}: {error}")).queues.remove(0);
                 queue.submit(0, Op::Read, 0, 4096);
                 queue.publish().expect("our own eventfd");
@@ -200,8 +200,7 @@ impl Scene {
     pub fn end(self) -> (ExitStatus, Vec<String>) {
         let Self { neighbour, mut server, .. } = self;
         drop(neighbour);
-        server.ask_to_end();
-        let status = server.await_end();
+        let status = server.end();
         (status, server.log())
     }
 }

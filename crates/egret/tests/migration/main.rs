@@ -138,8 +138,7 @@ impl Pair {
         self.vm.leave();
         for host in self.hosts {
             let mut server = host.server.expect("it runs");
-            server.ask_to_end();
-            assert_eq!(server.await_end().code(), Some(0), "{:?}", server.log());
+            assert_eq!(server.end().code(), Some(0), "{:?}", server.log());
             let mut complaints = server.complaints();
             // A cluster waits a while for the answer of a client that was killed.
             let expected = ["breaking the exclusive lock", "is left behind open"];

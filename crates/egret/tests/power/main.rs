@@ -261,9 +261,7 @@ fn a_flush_that_is_asked_for_while_another_runs_is_answered_by_one_that_began_la
         let (device, path) = backing.over(&disk);
         let (server, mut attacker) = round.start(&path, &scratch);
         disk.record();
-        let fault =
-            Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: Some(1), effect: Effect::Never };
-        disk.tell(Order::Inject(fault)).expect("it listens");
+        disk.inject(IoType::Flush, Some(1), Effect::Never);
         let first = attacker.made();
         attacker.ask(Ask::Flush, &[]);
         attacker.publish();

@@ -4,7 +4,7 @@
 //! rings of either layout are written alike. Chains have numbers, which name their header, their status and their table.
 //! Unlike [`guest`](super::guest) it drives packed rings and virtio-scsi too, with as much memory as an attack asks for.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Instant;
 
@@ -294,24 +294,21 @@ impl Attacker {
         let addresses = self.addresses(0);
         let Self { wire, signals, data, control, variant, .. } = self;
         let queue = variant.queue();
-        let mut must = |request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]| {
-            assert_eq!(wire.order(request, payload, fds).expect("an answer"), 0, "request {request} is fine");
-        };
         for share in data.iter().chain([&*control]) {
-            must(ADD_MEM_REG, &share.message(), &[share.file.as_fd()]);
+            wire.must(ADD_MEM_REG, &share.message(), &[share.file.as_fd()]);
         }
         let base = if variant.packed { 0x8000_8000 } else { 0 };
         let which = u64s(&[queue.into()]);
-        must(SET_VRING_NUM, &u32s(&[queue, SIZE.into()]), &[]);
-        must(SET_VRING_BASE, &u32s(&[queue, base]), &[]);
-        must(SET_VRING_ADDR, &addresses, &[]);
-        must(SET_VRING_ERR, &which, &[signals.error.as_fd()]);
-        must(SET_VRING_CALL, &which, &[signals.call.as_fd()]);
+        wire.must(SET_VRING_NUM, &u32s(&[queue, SIZE.into()]), &[]);
+        wire.must(SET_VRING_BASE, &u32s(&[queue, base]), &[]);
+        wire.must(SET_VRING_ADDR, &addresses, &[]);
+        wire.must(SET_VRING_ERR, &which, &[signals.error.as_fd()]);
+        wire.must(SET_VRING_CALL, &which, &[signals.call.as_fd()]);
         match &signals.kick {
-            Some(kick) => must(SET_VRING_KICK, &which, &[kick.as_fd()]),
-            None => must(SET_VRING_KICK, &u64s(&[u64::from(queue) | NO_FD]), &[]),
+            Some(kick) => wire.must(SET_VRING_KICK, &which, &[kick.as_fd()]),
+            None => wire.must(SET_VRING_KICK, &u64s(&[u64::from(queue) | NO_FD]), &[]),
         }
-        must(SET_VRING_ENABLE, &u32s(&[queue, 1]), &[]);
+        wire.must(SET_VRING_ENABLE, &u32s(&[queue, 1]), &[]);
     }
 
     /// The features that it has agreed on.
@@ -505,14 +502,15 @@ impl Attacker {
 
     /// Reads a block honestly, which shows that the queue works.
     pub fn read_honestly(&mut self) {
-        // A new initiator is told first that the unit was powered on.
-        for is_last in [self.variant.device == Device::Blk, true] {
+        let times = match self.variant.device {
+            Device::Blk => 1,
+            // A new initiator is told first that the unit was powered on.
+            Device::Scsi => 2,
+        };
+        for _ in 0..times {
             self.ask(Ask::Read { at: 0 }, &[(DATA, self.block as u32)]);
             self.publish();
             self.await_all();
-            if is_last {
-                break;
-            }
         }
         assert_eq!(self.status(), 0, "an honest read succeeds");
     }

@@ -26,11 +26,6 @@ impl Fate {
         Self { call, argument: None, errno: None }
     }
 
-    /// Only where this argument, counted from 0, is zero.
-    pub fn where_zero(self, argument: u32) -> Self {
-        self.where_is(argument, 0)
-    }
-
     /// Only where this argument, counted from 0, is that number.
     pub fn where_is(self, argument: u32, number: u32) -> Self {
         Self { argument: Some((argument, number)), ..self }

@@ -104,19 +104,15 @@ impl Guest {
         let mut wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX);
         let (rings, data) = (Share::new(RINGS, REGION), Share::new(DATA, REGION));
         for region in [&rings, &data] {
-            let added = wire.order(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
-            assert_eq!(added.expect("an answer"), 0, "the region is fine");
+            wire.must(ADD_MEM_REG, &region.message(), &[region.file.as_fd()]);
         }
         let [kick, call, error] = [(); 3].map(|()| eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
-        let mut must = |request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]| {
-            assert_eq!(wire.order(request, payload, fds).expect("an answer"), 0, "request {request} is fine");
-        };
-        must(SET_VRING_NUM, &u32s(&[0, SIZE.into()]), &[]);
-        must(SET_VRING_BASE, &u32s(&[0, 0]), &[]);
-        must(SET_VRING_ADDR, &ring_addresses(RINGS + USER), &[]);
-        must(SET_VRING_ERR, &u64s(&[0]), &[error.as_fd()]);
-        must(SET_VRING_CALL, &u64s(&[0]), &[call.as_fd()]);
-        must(SET_VRING_KICK, &u64s(&[0]), &[kick.as_fd()]);
+        wire.must(SET_VRING_NUM, &u32s(&[0, SIZE.into()]), &[]);
+        wire.must(SET_VRING_BASE, &u32s(&[0, 0]), &[]);
+        wire.must(SET_VRING_ADDR, &ring_addresses(RINGS + USER), &[]);
+        wire.must(SET_VRING_ERR, &u64s(&[0]), &[error.as_fd()]);
+        wire.must(SET_VRING_CALL, &u64s(&[0]), &[call.as_fd()]);
+        wire.must(SET_VRING_KICK, &u64s(&[0]), &[kick.as_fd()]);
         let starts = !wire.refuses(SET_VRING_ENABLE, &u32s(&[0, 1]), &[]);
         starts.then(|| Self { wire, rings, data, kick, error, offered: 0 })
     }
@@ -130,7 +126,7 @@ impl Guest {
     /// Starts the queue where it stopped; false if the daemon refuses.
     pub fn try_start(&mut self) -> bool {
         let base = self.offered.into();
-        assert_eq!(self.wire.order(SET_VRING_BASE, &u32s(&[0, base]), &[]).expect("an answer"), 0);
+        self.wire.must(SET_VRING_BASE, &u32s(&[0, base]), &[]);
         self.try_kick_anew()
     }
 
@@ -142,11 +138,6 @@ impl Guest {
     /// Writes descriptor `index` of the table.
     pub fn describe(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
         self.rings.put(RINGS + u64::from(index) * 16, &descriptor(addr, len, flags, next));
-    }
-
-    /// Writes `bytes` at guest address `at` of the data region.
-    pub fn put_data(&self, at: u64, bytes: &[u8]) {
-        self.data.put(at, bytes);
     }
 
     /// Reads the byte at guest address `at` of the data region.
@@ -162,8 +153,8 @@ impl Guest {
 
     /// [`describe_read`](Self::describe_read), in the three descriptors from `head` on.
     pub fn describe_read_at(&self, head: u16, len: u32) {
-        self.put_data(HEADER_AT, &[0; 16]);
-        self.put_data(STATUS_AT, &[0xFF]);
+        self.data.put(HEADER_AT, &[0; 16]);
+        self.data.put(STATUS_AT, &[0xFF]);
         self.describe(head, HEADER_AT, 16, NEXT, head + 1);
         self.describe(head + 1, BUFFER_AT, len, NEXT | WRITE, head + 2);
         self.describe(head + 2, STATUS_AT, 1, WRITE, 0);

@@ -22,8 +22,7 @@ pub fn get_tcp(port: u16, path: &str) -> io::Result<(String, String)> {
 }
 
 /// Sends `request` unchanged, and returns the response.
-pub fn say(stream: impl Read + Write, request: &[u8]) -> io::Result<String> {
-    let mut stream = stream;
+pub fn say(mut stream: impl Read + Write, request: &[u8]) -> io::Result<String> {
     stream.write_all(request)?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;

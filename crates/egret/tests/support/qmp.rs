@@ -1,15 +1,14 @@
 //! A monitor's client: one command at a time, and the events in between.
 
-use std::io::{BufRead, BufReader, IoSlice, Write};
-use std::mem::MaybeUninit;
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
-use super::PATIENCE;
+use super::wire::send_with;
+use super::{PATIENCE, reset_is_end};
 
 /// A client that has agreed on capabilities.
 pub struct Qmp {
@@ -71,11 +70,7 @@ impl Qmp {
 
     /// Sends descriptors, with the white space before a command: where they come is all the same.
     pub fn send_descriptors(&mut self, descriptors: &[BorrowedFd<'_>]) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
-        sendmsg(self.stream.get_ref(), &[IoSlice::new(b" ")], &mut control, SendFlags::empty())
-            .expect("the daemon reads");
+        send_with(self.stream.get_ref(), b" ", descriptors).expect("the daemon reads");
     }
 
     /// As [`try_run`](Self::try_run), with a descriptor.
@@ -121,10 +116,9 @@ impl Qmp {
     /// The next message; `None` when the daemon has hung up.
     pub fn read(&mut self) -> Option<Value> {
         let mut line = String::new();
-        match self.stream.read_line(&mut line) {
+        match self.stream.read_line(&mut line).or_else(reset_is_end) {
             Ok(0) => None,
             Ok(_) => Some(serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line}: {error}"))),
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => None,
             Err(error) => panic!("the daemon should have answered: {error}"),
         }
     }

@@ -1,7 +1,8 @@
 //! Directories and images that vanish when the test ends, however it ends.
 
-use std::fs::{self, File};
-use std::path::PathBuf;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
 use egret_faultdisk::FaultDisk;
 
@@ -57,6 +58,12 @@ impl Scratch {
         let entries = fs::read_dir(self.sockets.path()).expect("our own directory");
         entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
     }
+}
+
+/// Writes a program of the shell.
+pub fn write_script(path: &Path, text: &str) {
+    fs::write(path, text).expect("our own directory");
+    fs::set_permissions(path, Permissions::from_mode(0o755)).expect("our own file");
 }
 
 /// Whether this process may do what needs root.

@@ -15,7 +15,7 @@ use super::fate::Fate;
 use super::{await_some, await_that};
 
 /// A daemon's program and the arguments that always come first.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Program {
     words: Vec<String>,
     ours: bool,
@@ -37,15 +37,14 @@ pub fn is_of_this_build() -> bool {
 }
 
 impl Program {
-    /// The egret of this build, which may open at run time what tests make.
+    /// The egret that is tested, which may open at run time what tests make.
     pub fn egret() -> Self {
         Self::egret_alone().with_words(["--sandbox-dir", env!("CARGO_TARGET_TMPDIR")])
     }
 
-    /// The egret of this build, which opens at run time what is beside its own images and sockets.
+    /// The egret that is tested, which opens at run time what is beside its own images and sockets.
     pub fn egret_alone() -> Self {
-        let words = vec![binary(), "serve".into()];
-        Self { words, ours: true, fates: Vec::new(), variables: Vec::new() }
+        Self { words: vec![binary(), "serve".into()], ours: true, ..Self::default() }
     }
 
     /// The same, with system calls that do not do what they should.
@@ -60,7 +59,7 @@ impl Program {
         self
     }
 
-    /// The egret of this build, whose files may not grow beyond a MiB or two, as the shell counts: it fails to write
+    /// The egret that is tested, whose files may not grow beyond a MiB or two, as the shell counts: it fails to write
     /// what is beyond.
     pub fn egret_with_small_files() -> Self {
         Self::egret_with_files_of(2048)
@@ -86,12 +85,7 @@ impl Program {
 
     /// A peer, as the words of its command.
     pub fn peer(command: &str) -> Self {
-        Self {
-            words: command.split_whitespace().map(Into::into).collect(),
-            ours: false,
-            fates: Vec::new(),
-            variables: Vec::new(),
-        }
+        Self { words: command.split_whitespace().map(Into::into).collect(), ..Self::default() }
     }
 
     /// What a test runs: egret, or the peer that `EGRET_TEST_SERVER` names.
@@ -339,7 +333,12 @@ impl Server {
 
     /// Asks the daemon to end, and waits for it.
     pub fn terminate(mut self) -> ExitStatus {
-        self.send(rustix::process::Signal::TERM);
+        self.end()
+    }
+
+    /// As [`terminate`](Self::terminate), and what it has said is left.
+    pub fn end(&mut self) -> ExitStatus {
+        self.ask_to_end();
         self.await_end()
     }
 
@@ -363,13 +362,13 @@ impl Server {
         status
     }
 
-    /// Has every thread stop in what it does, and go on.
-    pub fn stop_and_continue(&self) {
-        let pid = rustix::process::Pid::from_child(&self.process.0);
-        let signal = |signal| rustix::process::kill_process(pid, signal).expect("our child");
-        signal(rustix::process::Signal::STOP);
+    /// Has every thread stop in what it does, does something meanwhile, and has them go on.
+    pub fn while_stopped<T>(&self, act: impl FnOnce() -> T) -> T {
+        self.send(rustix::process::Signal::STOP);
         await_stopped(self.pid());
-        signal(rustix::process::Signal::CONT);
+        let done = act();
+        self.send(rustix::process::Signal::CONT);
+        done
     }
 
     /// How many threads the process has.

@@ -2,7 +2,7 @@
 //! flight, as a virtual machine monitor does that connects again. It verifies what it reads.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -107,16 +107,13 @@ impl Client {
         let mut used = [0; 2];
         assert!(self.memory.read(queue.used + 2, &mut used));
         let base = if queue.packed { queue.base } else { u16::from_le_bytes(used).into() };
-        let mut must = |request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]| {
-            assert_eq!(wire.order(request, payload, fds).expect("an answer"), 0, "request {request} is fine");
-        };
-        must(SET_INFLIGHT_FD, &record.0, &[record.1.as_fd()]);
-        must(ADD_MEM_REG, &u64s(&[0, RING, MEMORY, RING, 0]), &[self.memory_file.as_fd()]);
-        must(SET_VRING_NUM, &u32s(&[0, SIZE.into()]), &[]);
-        must(SET_VRING_BASE, &u32s(&[0, base]), &[]);
-        must(SET_VRING_ADDR, &u64s(&[0, queue.desc, queue.used, queue.avail, 0]), &[]);
-        must(SET_VRING_CALL, &u64s(&[0]), &[self.call.as_fd()]);
-        must(SET_VRING_KICK, &u64s(&[0]), &[self.kick.as_fd()]);
+        wire.must(SET_INFLIGHT_FD, &record.0, &[record.1.as_fd()]);
+        wire.must(ADD_MEM_REG, &u64s(&[0, RING, MEMORY, RING, 0]), &[self.memory_file.as_fd()]);
+        wire.must(SET_VRING_NUM, &u32s(&[0, SIZE.into()]), &[]);
+        wire.must(SET_VRING_BASE, &u32s(&[0, base]), &[]);
+        wire.must(SET_VRING_ADDR, &u64s(&[0, queue.desc, queue.used, queue.avail, 0]), &[]);
+        wire.must(SET_VRING_CALL, &u64s(&[0]), &[self.call.as_fd()]);
+        wire.must(SET_VRING_KICK, &u64s(&[0]), &[self.kick.as_fd()]);
         let is_let_in = !wire.refuses(SET_VRING_ENABLE, &u32s(&[0, 1]), &[]);
         self.wire = Some(wire);
         is_let_in

@@ -77,6 +77,12 @@ impl Wire {
         self.answer(request)
     }
 
+    /// Sends an order that is fine.
+    #[track_caller]
+    pub fn must(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        assert_eq!(self.order(request, payload, fds).expect("an answer"), 0, "request {request} is fine");
+    }
+
     /// Sends a question and returns the number that answers it.
     pub fn ask(&mut self, request: u32, payload: &[u8]) -> io::Result<u64> {
         self.send(request, payload, &[])?;
@@ -137,12 +143,7 @@ impl Wire {
     fn send_flagged(&self, request: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut message = u32s(&[request, VERSION | flags, payload.len() as u32]);
         message.extend(payload);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "there is space for 64 descriptors");
-        }
-        let sent = sendmsg(&self.stream, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
+        let sent = send_with(&self.stream, &message, fds)?;
         assert_eq!(sent, message.len(), "a stream socket takes a message of this size whole");
         Ok(())
     }
@@ -168,6 +169,16 @@ impl AsFd for Wire {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
+}
+
+/// Sends bytes, and descriptors with them.
+pub fn send_with(stream: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "there is space for 64 descriptors");
+    }
+    sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
 }
 
 /// Whether `error` means that the peer closed the connection.

@@ -119,11 +119,11 @@ mod tests {
     fn fill(ring: &SharedRing) {
         for _ in 0..COMPLETIONS {
             // It fails at once.
-            let fsync = opcode::Fsync::new(types::Fixed(0)).build();
+            let nothing = opcode::Write::new(types::Fixed(0), std::ptr::null(), 0).build();
             // SAFETY: it points at nothing.
             #[allow(unsafe_code)]
             unsafe {
-                ring.borrow_mut().push(fsync, 0);
+                ring.borrow_mut().push(nothing, 0);
             }
             ring.borrow_mut().flush().unwrap();
         }

@@ -210,7 +210,7 @@ pub enum Heard {
     Notified,
 }
 
-pub type Act = Box<dyn FnMut(&mut Turn<'_, Bell>) + Send>;
+pub type Act = Box<dyn FnMut(&mut Turn) + Send>;
 
 /// A source in the likeness of a queue: a counter in memory and an eventfd, which is written only when armed.
 pub struct Bell {
@@ -318,7 +318,7 @@ impl Source for Bell {
     fn sees_all(&self) -> bool {
         !self.is_blind
     }
-    fn dispatch(&mut self, backend: &mut Echo, turn: &mut Turn<'_, Self>) {
+    fn dispatch(&mut self, backend: &mut Echo, turn: &mut Turn) {
         let work = if self.stopped { 0 } else { self.outside.work.load(Ordering::SeqCst) - self.seen };
         self.seen += work;
         for _ in 0..work {

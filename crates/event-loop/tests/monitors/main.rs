@@ -223,11 +223,12 @@ fn an_engine_that_comes_when_a_source_is_drained_is_heard() {
         let (came, has_come) = channel();
         let brings = Arc::new(Mutex::new(Some((engine.try_clone().unwrap(), tell))));
         let (name, named) = channel::<SourceId>();
-        first.act = Some(Box::new(move |turn| {
+        let on_loop = handle.clone();
+        first.act = Some(Box::new(move |_turn| {
             let Ok(id) = named.try_recv() else { return };
             let (brings, came) = (Arc::clone(&brings), came.clone());
             // What it has just pushed is in flight, so that it is drained at the end of a turn, and not at once.
-            turn.later(move |target| {
+            on_loop.send(move |target| {
                 target.quiesce(id, move |target| {
                     let (mut second, ..) = bell();
                     second.brings = brings.lock().unwrap().take();
@@ -345,9 +346,10 @@ fn sources_are_added_and_removed_from_inside_a_dispatch() {
         let (mut parent, outside, hear) = bell();
         let (added, hear_added) = channel();
         let (to, gone) = channel();
-        parent.act = Some(Box::new(move |turn| {
+        let on_loop = handle.clone();
+        parent.act = Some(Box::new(move |_turn| {
             let (added, to) = (added.clone(), to.clone());
-            turn.later(move |target| {
+            on_loop.send(move |target| {
                 let (child, child_outside, child_hear) = bell();
                 let id = target.attach(child).map_err(|(_, e)| e).unwrap();
                 child_outside.ring();
@@ -370,10 +372,11 @@ fn a_source_may_remove_itself_from_inside_its_dispatch() {
         let (mut bell, outside, _hear) = bell();
         let (to, gone) = channel();
         let (name, named) = channel::<SourceId>();
-        bell.act = Some(Box::new(move |turn| {
+        let on_loop = handle.clone();
+        bell.act = Some(Box::new(move |_turn| {
             if let Ok(id) = named.try_recv() {
                 let to = to.clone();
-                turn.later(move |target| target.detach(id, move |bell| drop(to.send(bell))));
+                on_loop.send(move |target| target.detach(id, move |bell| drop(to.send(bell))));
             }
         }));
         let id = handle.attach(bell).unwrap();

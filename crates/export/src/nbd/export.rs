@@ -9,7 +9,7 @@ use egret_confine::{Bounds, ThreadKind};
 use egret_disk::Disk;
 use egret_event_loop::{EventNotifier, LoopHandle};
 use egret_vring::memory::MemoryRules;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::client::NewClient;
 use super::extents::Queries;
@@ -17,7 +17,7 @@ use super::inbox::{Inbox, Letter};
 use super::lane::{Lane, Terms};
 use super::server::NbdServer;
 use crate::errors::ErrorPolicy;
-use crate::export::{DeviceType, Export, ExportError, Stop};
+use crate::export::{DeviceType, Export, ExportError};
 use crate::peer_log::PeerLog;
 use crate::queues::{QueueCounts, Shared, lock};
 use crate::source::Worker;
@@ -120,7 +120,7 @@ impl Export {
     ) -> Result<Self, ExportError> {
         assert!(!loops.is_empty(), "an export needs a loop to run its clients");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
-        let stop = Stop::new().map_err(system)?;
+        let stop = EventNotifier::new().map_err(system)?;
         let queries = Arc::new(Queries::new().map_err(system)?);
         let counts = QueueCounts { all: loops.len() as u16, diskless: 0 };
         let disks = vec![Some(Arc::clone(&disk))];
@@ -151,7 +151,7 @@ impl Export {
         let (theirs, bounds) = (stop.clone(), Bounds::of_this_thread());
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10).spawn(move || {
             bounds.narrow(ThreadKind::Session);
-            answer(&lanes.queries, theirs.notifier());
+            answer(&lanes.queries, &theirs);
             // Nobody comes any more, and those who are here go.
             drop(listed);
             drop(lanes);
@@ -188,8 +188,7 @@ fn answer(queries: &Queries, stop: &EventNotifier) {
         queries.bell().clear();
         while queries.answer() {
             let mut fds = [PollFd::new(stop, PollFlags::IN)];
-            let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-            if poll(&mut fds, Some(&now)) != Ok(0) {
+            if poll(&mut fds, Some(&Timespec::default())) != Ok(0) {
                 return;
             }
         }

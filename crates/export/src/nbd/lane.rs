@@ -365,7 +365,7 @@ impl Lane {
     fn ask_sockets(&mut self) -> io::Result<()> {
         let mut room = [const { MaybeUninit::<Event>::uninit() }; EVENTS];
         self.hears_more = false;
-        let events = match wait(&self.epoll, &mut room, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        let events = match wait(&self.epoll, &mut room, Some(&Timespec::default())) {
             Ok((events, _)) => events,
             Err(Errno::INTR) => {
                 self.hears_more = true;

@@ -302,7 +302,7 @@ impl Hall {
         loop {
             let now = Instant::now();
             let (lets_in, wakes_at) = self.look_ahead(now);
-            let timeout = wakes_at.map(|at| timespec(at.saturating_duration_since(now)));
+            let timeout = wakes_at.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
             let mut fds = vec![
                 PollFd::new(stop, PollFlags::IN),
                 PollFd::new(&self.registry.left, PollFlags::IN),
@@ -470,10 +470,6 @@ impl Guest {
         self.begins_tls |= matches!(fed, Fed::StartsTls);
         Ok(fed)
     }
-}
-
-fn timespec(length: Duration) -> Timespec {
-    Timespec { tv_sec: length.as_secs().cast_signed(), tv_nsec: length.subsec_nanos().into() }
 }
 
 #[cfg(test)]

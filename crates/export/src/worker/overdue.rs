@@ -9,7 +9,6 @@
 use egret_event_loop::{Nanos, Turn};
 
 use super::QueueWorker;
-use crate::source::Worker;
 
 /// When a queue looks for requests that are overdue.
 pub(super) struct Overdue {
@@ -29,7 +28,7 @@ impl Overdue {
 
 impl QueueWorker {
     /// Looks for requests that are overdue, if it is time to, and has itself dispatched when it is the next time.
-    pub(super) fn watch(&mut self, turn: &mut Turn<'_, Worker>) {
+    pub(super) fn watch(&mut self, turn: &mut Turn) {
         let Some(overdue) = &mut self.overdue else { return };
         let (now, in_flight) = (turn.now(), self.queue.in_flight());
         let look_at = overdue.look_at;

@@ -25,7 +25,6 @@ use egret_vring::memory::Buffers;
 
 use super::{Leave, Phase, QueueWorker};
 use crate::errors::{Hold, IoStatus};
-use crate::source::Worker;
 
 /// How often a queue tries whether there is space again.
 const TRY_EVERY: Nanos = Nanos::from_millis(1000);
@@ -200,7 +199,7 @@ impl QueueWorker {
     /// Finds out whether the export is stopped still. If so, the queue has itself woken when it goes on, and tries one
     /// request now and then if that may help; if not, all that was kept goes to the engines.
     #[cold]
-    pub(super) fn attend_stop(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Worker>) {
+    pub(super) fn attend_stop(&mut self, engines: &mut EngineSet, turn: &mut Turn) {
         let is_stopped = self.errors.is_stopped();
         self.stopped.is = !self.gives_up()
             && match self.phase {
@@ -224,7 +223,7 @@ impl QueueWorker {
         }
     }
 
-    fn probe(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Worker>) {
+    fn probe(&mut self, engines: &mut EngineSet, turn: &mut Turn) {
         if self.stopped.probe.is_some() || self.stopped.failed.is_empty() {
             return;
         }

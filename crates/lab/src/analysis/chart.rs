@@ -156,7 +156,7 @@ impl Analysis<'_> {
             (judged.metric, judged.point) == (metric, key.point)
                 && (judged.load.as_str(), judged.subject.as_str()) == (key.load, key.subject)
         });
-        let ratio = judged.and_then(|judged| judged.ratio);
+        let ratio = judged.and_then(|judged| judged.ratio).map(|ratio| [ratio.ratio, ratio.low, ratio.high]);
         let value = self.summary(key, metric);
         let cannot = || Some(format!("this stack cannot tell its {}", metric.name()));
         let limit = || {
@@ -175,7 +175,6 @@ impl Analysis<'_> {
             Status::Measured if self.table.is_functional_only(key) => Some("functional only: emulated".into()),
             Status::Measured => self.table.failures(key).or_else(short).or_else(limit),
         };
-        let ratio = ratio.map(|ratio| [ratio.ratio, ratio.low, ratio.high]);
         let tail = (metric == Metric::Latency)
             .then(|| [Metric::LatencyP99, Metric::LatencyP999].map(|tail| Some(self.summary(key, tail)?.median)));
         Mark { subject: key.subject.into(), x: None, closed: key.point == 0, value, tail, ratio, note, load: None }

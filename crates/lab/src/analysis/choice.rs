@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::chart::{anchor, runs_of};
-use super::judge::is_one_rate;
+use super::judge::{is_one_rate, sample};
 use super::{Analysis, CellKey, Status, bound, difference};
 use crate::plan::{Form, Load, Metric, Stack};
 use crate::results::{Bottleneck, CellId};
-use crate::statistics::{self, ENOUGH, Sample, median};
+use crate::statistics::{self, ENOUGH, median};
 
 /// How a choice begins that others may equal.
 pub const PERHAPS: &str = "Perhaps ";
@@ -238,8 +238,7 @@ impl Analysis<'_> {
                             for metric in looked_at(load, point).iter().copied().chain(reached) {
                                 let key = |subject| CellKey { load: &load.name, subject, point };
                                 let logs = self.table.log_ratios(key(one), key(other), metric);
-                                let logs: Vec<f64> = logs.into_iter().map(|(_, log)| log).collect();
-                                let Some(sample) = Sample::of_pairs(&logs) else { continue };
+                                let Some(sample) = sample(&logs, u32::MAX) else { continue };
                                 let pair = [*one, *other];
                                 names.push((load.name.clone(), point, metric, pair.map(str::to_owned)));
                                 samples.push((metric.name(), sample, self.floor(u32::MAX, load, metric, pair)));
@@ -350,12 +349,11 @@ impl Analysis<'_> {
         let beside = |name: &str, metric| {
             let [ours, theirs] = [name, leader].map(|subject| CellKey { load: &load.name, subject, point });
             let logs = self.table.log_ratios(ours, theirs, metric);
-            let logs: Vec<f64> = logs.into_iter().map(|(_, log)| log).collect();
             let of_medians = || {
                 let [ours, theirs] = [ours, theirs].map(|key| self.summary(key, metric).map(|of| of.median));
                 ours.zip(theirs).map_or(f64::NAN, |(ours, theirs)| ours / theirs)
             };
-            difference(Sample::of_pairs(&logs).map_or_else(of_medians, |sample| sample.log_ratio.exp()))
+            difference(sample(&logs, u32::MAX).map_or_else(of_medians, |sample| sample.log_ratio.exp()))
         };
         let (mut alike, mut unknown, mut better) = (Vec::new(), Vec::new(), Vec::new());
         let mut worse: Vec<String> = short.into_iter().map(|name| format!("{name} (does not keep up)")).collect();

@@ -75,7 +75,8 @@ pub(super) fn is_one_rate([one, other]: [f64; 2]) -> bool {
 /// Logarithms of ratios, each with its repetition.
 type Logs = Vec<(u32, f64)>;
 
-fn sample(logs: &Logs, before: u32) -> Option<Sample> {
+/// The pairs of the first `before` repetitions.
+pub(super) fn sample(logs: &Logs, before: u32) -> Option<Sample> {
     let logs: Vec<f64> = logs.iter().filter(|(repetition, _)| *repetition < before).map(|(_, log)| *log).collect();
     Sample::of_pairs(&logs)
 }

@@ -1,7 +1,7 @@
 //! The report's tables, for the page and the text alike.
 
 use super::Raw;
-use crate::analysis::chart::{Figure, Mark, anchor, runs_of};
+use crate::analysis::chart::{Figure, anchor, runs_of};
 use crate::analysis::ledger::PARTS;
 use crate::analysis::profile::Profiles;
 use crate::analysis::{Analysis, CellKey, Judged, difference, differences, figure};
@@ -259,16 +259,12 @@ pub fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Grid {
             if !matches!(shown.form, Form::Curve) {
                 cells.push(mark.ratio.map_or("–".into(), differences));
             }
-            cells.push(note(mark));
+            cells.push(mark.note.clone().unwrap_or_default());
             let links = Link::runs(analysis, 1, load, &mark.subject);
             grid.rows.push(Row { cells, links, ..Row::default() });
         }
     }
     grid
-}
-
-fn note(mark: &Mark) -> String {
-    mark.note.clone().unwrap_or_default()
 }
 
 /// A number of things, or a rate.

@@ -23,6 +23,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::cpu_meter::stolen_ns;
 use crate::disks::{self, Disks};
 use crate::fingerprint;
 use crate::import::is_imported;
@@ -319,7 +320,7 @@ impl Runner {
             }
             progress.measuring(&step.id);
             let (started, begin, known) = (now(), Instant::now(), self.run.host.commands.len());
-            let outcome = self.outcome(step);
+            let outcome = self.measure(step).map_or_else(Outcome::from, Outcome::from);
             if self.context.reaper.has_stopped() {
                 break;
             }
@@ -371,13 +372,6 @@ impl Runner {
             self.run.incidents.push(incident);
         }
         Ok(())
-    }
-
-    fn outcome(&mut self, step: &Step) -> Outcome {
-        match self.measure(step) {
-            Ok(measurement) => measurement.into(),
-            Err(unable) => unable.into(),
-        }
     }
 
     fn measure(&mut self, step: &Step) -> Result<Measurement, Unable> {
@@ -549,13 +543,6 @@ fn command_line(pid: u32) -> String {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words: Vec<_> = bytes.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
     words.join(" ").trim().to_owned()
-}
-
-/// Time that a hypervisor has taken from all processors, in nanoseconds.
-fn stolen_ns() -> u64 {
-    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let ticks = stat.lines().next().and_then(|line| line.split_whitespace().nth(8)?.parse::<u64>().ok());
-    ticks.unwrap_or(0) * (1_000_000_000 / rustix::param::clock_ticks_per_second().max(1))
 }
 
 /// A cell's name as one of its files in [`RAW`], without what kind of file it is. Names whose anchors are distinct have

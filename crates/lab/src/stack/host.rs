@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use egret_loadgen::load::Edge;
+use egret_loadgen::machine::on_cores;
 
 use super::{Context, Deployment, Disk, Task, Unable, backends, fio, no_scheduler};
 use crate::cpu_meter::{CpuMeter, Role};
@@ -112,7 +113,7 @@ impl Deployment for Host {
         option.push(&output);
         command.arg("--output-format=json").arg(option).arg(&job).stdout(Stdio::piped());
         let reaper = &self.context.reaper;
-        let mut fio = self.context.placement.on_the_loads(|| reaper.start(command)).map_err(Unable::failed)?;
+        let mut fio = on_cores(&self.context.placement.load, || reaper.start(command)).map_err(Unable::failed)?;
         let watched = if self.server.is_none() { watch(&mut fio, &self.backends, task) } else { None };
         let status = fio.wait(self.limit(task.load));
         let (_, log) = fio.end();

@@ -33,7 +33,8 @@ use std::sync::Arc;
 use egret_loadgen::load::Edge;
 use egret_vocabulary::schema::NbdPlace;
 
-use crate::cpu_meter::processes_called;
+use self::telemetry::Telemetry;
+use crate::cpu_meter::{CpuMeter, processes_called};
 use crate::disks::lacks;
 use crate::machine::Placement;
 use crate::plan::{Load, Plan, QEMU, Stack, Subject};
@@ -152,8 +153,7 @@ pub trait Deployment {
     /// Whether it can take `load` as it runs. A deployment is kept for another load, or for the next round, only if it
     /// can: that is for stacks that take long to start. The others are deployed anew for every measurement, so that
     /// nothing is left over from the last one.
-    fn takes(&self, load: &Load) -> bool {
-        let _ = load;
+    fn takes(&self, _load: &Load) -> bool {
         false
     }
 
@@ -263,6 +263,23 @@ impl Unable {
     pub fn failed(reason: impl ToString) -> Self {
         Self::Failed { reason: reason.to_string(), log: Vec::new() }
     }
+}
+
+/// Puts into a measurement what was spent where the load runs in a guest or on another host, but for `load`, which that has
+/// told of itself.
+fn account(measurement: &mut Measurement, meter: &CpuMeter, telemetry: Option<&Telemetry>, load: Option<u64>) {
+    measurement.cpu = meter.ledger();
+    if let Some(telemetry) = telemetry {
+        telemetry.complete(measurement);
+    }
+    measurement.cpu = measurement.cpu.scaled(measurement.seconds / meter.seconds()).without(load);
+    measurement.io_thread_cores = meter.cores();
+    measurement.in_io_submit = meter.in_io_submit();
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// A disk has no such I/O scheduler.

@@ -19,7 +19,7 @@ use super::guest::agent::{Agent, AgentError};
 use super::guest::mark::Clock;
 use super::guest::work::{self, Place, Work};
 use super::telemetry::Telemetry;
-use super::{Context, Deployment, Task, Unable, fio};
+use super::{Context, Deployment, Task, Unable, account, fio, quoted};
 use crate::cpu_meter::{CpuMeter, Role};
 use crate::plan::{Load, Subject};
 use crate::process::{END_GROUPS, Process};
@@ -184,11 +184,7 @@ impl Remote {
             meter.follow(domain.pid, move |_, name| if serves { role(name) } else { Role::Guest });
         }
         if let Some(server) = server {
-            let io_threads = server.io_threads.clone();
-            meter.follow(server.pid, move |tid, _| match io_threads.contains(&tid) {
-                true => Role::IoThread,
-                false => Role::ServerOther,
-            });
+            meter.follow_server(server.pid, server.io_threads.clone());
         }
         meter
     }
@@ -247,11 +243,6 @@ fi
     )
 }
 
-/// A word for a shell.
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
 impl Deployment for Remote {
     fn takes(&self, load: &Load) -> bool {
         !self.broken
@@ -294,13 +285,7 @@ impl Deployment for Remote {
         // Of another host nothing is known but what fio says of itself.
         if (self.domain.is_some() || server.is_some()) && meter.seconds() > 0.0 {
             let load = measurement.cpu.load.filter(|_| self.domain.is_some());
-            measurement.cpu = meter.ledger();
-            if let Some(server) = &server {
-                server.telemetry.complete(&mut measurement);
-            }
-            measurement.cpu = measurement.cpu.scaled(measurement.seconds / meter.seconds()).without(load);
-            measurement.io_thread_cores = meter.cores();
-            measurement.in_io_submit = meter.in_io_submit();
+            account(&mut measurement, &meter, server.as_ref().map(|server| &server.telemetry), load);
         }
         Ok(measurement)
     }

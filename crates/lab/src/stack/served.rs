@@ -11,7 +11,7 @@ use egret_loadgen::load::{self, Edge, Job, LoadError, Rate, Spec, Tally, Waiting
 
 use super::options::{command, queues};
 use super::telemetry::Telemetry;
-use super::{Context, Deployment, Disk, Task, Unable, backends};
+use super::{Context, Deployment, Disk, Task, Unable, backends, quoted};
 use crate::cpu_meter::{CpuMeter, Role, threads_of};
 use crate::plan::{DeviceModel, Load, LoadKeys, RateProcess, Stack, Subject};
 use crate::process::Process;
@@ -106,17 +106,14 @@ fn shell_commands(subject: &Subject, disks: &[Disk], sockets: &[PathBuf], load: 
             }
             None => Path::new(""),
         };
-        let text = text.replace("{socket}", &quoted(socket)).replace("{disk}", &quoted(path));
+        let text = text
+            .replace("{socket}", &quoted(&socket.to_string_lossy()))
+            .replace("{disk}", &quoted(&path.to_string_lossy()));
         let mut command = Command::new("/bin/sh");
         command.args(["-c", &text]);
         Ok(command)
     };
     disks.iter().zip(sockets).map(command).collect()
-}
-
-/// A path as one word of the shell's.
-fn quoted(path: &Path) -> String {
-    format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }
 
 fn connect(device: DeviceModel, socket: &Path, shape: Shape) -> Result<Connection, ClientError> {
@@ -232,10 +229,7 @@ impl Served {
                 continue;
             };
             let io_threads = telemetry.io_threads().unwrap_or_else(|| by_order(pid, self.iothreads));
-            meter.follow(pid, move |tid, _| match io_threads.contains(&tid) {
-                true => Role::IoThread,
-                false => Role::ServerOther,
-            });
+            meter.follow_server(pid, io_threads);
         }
         meter
     }

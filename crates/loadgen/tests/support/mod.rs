@@ -10,8 +10,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use egret_loadgen::client::{Client, ClientOptions};
+use egret_loadgen::load::{Job, Spec};
 use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::{Chain, Queue, QueueConfig};
+use egret_vring::vhost_user::request::*;
+use egret_vring::vhost_user::{F_PROTOCOL_FEATURES, flag, protocol_feature};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
@@ -22,15 +26,16 @@ pub const PATIENCE: Duration = Duration::from_millis(200);
 pub const CAPACITY: u64 = 1 << 20;
 
 const VERSION_1: u64 = 1 << 32;
-const PROTOCOL_FEATURES: u64 = 1 << 30;
 const EVENT_IDX: u64 = 1 << 29;
-const REPLY: u32 = 5;
+const PROTOCOL: u64 = protocol_feature::MQ
+    | protocol_feature::REPLY_ACK
+    | protocol_feature::CONFIG
+    | protocol_feature::CONFIGURE_MEM_SLOTS;
 
 /// What a server offers and answers.
 #[derive(Clone, Copy, Debug)]
 pub struct PuppetOptions {
     pub features: u64,
-    /// MQ, REPLY_ACK, CONFIG and CONFIGURE_MEM_SLOTS.
     pub protocol: u64,
     /// What orders are answered with.
     pub ack: u64,
@@ -38,7 +43,7 @@ pub struct PuppetOptions {
 
 impl Default for PuppetOptions {
     fn default() -> Self {
-        Self { features: VERSION_1 | PROTOCOL_FEATURES | EVENT_IDX, protocol: 0x8209, ack: 0 }
+        Self { features: VERSION_1 | F_PROTOCOL_FEATURES | EVENT_IDX, protocol: PROTOCOL, ack: 0 }
     }
 }
 
@@ -93,6 +98,12 @@ impl Device {
         }
         true
     }
+}
+
+/// A job on a server that talks well enough.
+pub fn job(puppet: &Puppet, spec: &Spec) -> Job {
+    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
+    spec.jobs(disk).unwrap().remove(0)
 }
 
 /// Listens at a socket of its own, and runs `serve` in a thread with the first client.
@@ -158,14 +169,15 @@ impl Conversation {
         loop {
             let Some((number, flags, body, fds)) = receive(&mut stream)? else { return Ok(None) };
             let answer = self.answer(number, &body, fds);
-            let needs_ack = flags & 8 != 0 && self.options.protocol & 8 != 0;
+            let needs_ack = flags & flag::NEED_REPLY != 0 && self.options.protocol & protocol_feature::REPLY_ACK != 0;
             let answer = answer.or_else(|| needs_ack.then(|| self.options.ack.to_ne_bytes().to_vec()));
             if let Some(answer) = answer {
-                let mut message = [number, REPLY, answer.len() as u32].map(u32::to_ne_bytes).concat();
+                let mut message =
+                    [number, flag::VERSION | flag::REPLY, answer.len() as u32].map(u32::to_ne_bytes).concat();
                 message.extend(answer);
                 stream.write_all(&message)?;
             }
-            if self.enabled && number == 1 {
+            if self.enabled && number == GET_FEATURES {
                 let memory = Arc::new(self.memory);
                 let config = QueueConfig { event_idx: self.event_idx, ..self.config };
                 let queue = config.start(&memory).unwrap();
@@ -180,17 +192,17 @@ impl Conversation {
         let long = |at: usize| u64::from_ne_bytes(body[at..at + 8].try_into().unwrap());
         let number_reply = |value: u64| Some(value.to_ne_bytes().to_vec());
         match number {
-            1 => return number_reply(self.options.features),
-            2 => self.event_idx = long(0) & EVENT_IDX != 0,
-            15 => return number_reply(self.options.protocol),
-            17 => return number_reply(1),
-            24 => {
+            GET_FEATURES => return number_reply(self.options.features),
+            SET_FEATURES => self.event_idx = long(0) & EVENT_IDX != 0,
+            GET_PROTOCOL_FEATURES => return number_reply(self.options.protocol),
+            GET_QUEUE_NUM => return number_reply(1),
+            GET_CONFIG => {
                 let mut reply = body.to_vec();
                 reply[12..20].copy_from_slice(&(CAPACITY / 512).to_le_bytes());
                 return Some(reply);
             }
             // Both begin a description of the region at byte 8, and this client has one region only.
-            5 | 37 => {
+            SET_MEM_TABLE | ADD_MEM_REG => {
                 let region = Region {
                     guest_addr: long(8),
                     size: long(16),
@@ -200,15 +212,15 @@ impl Conversation {
                 };
                 self.memory = self.memory.with(region).unwrap();
             }
-            8 => self.config.size = word(4) as u16,
-            9 => {
+            SET_VRING_NUM => self.config.size = word(4) as u16,
+            SET_VRING_ADDR => {
                 let at = |at| self.memory.guest_address(long(at)).unwrap();
                 (self.config.desc, self.config.used, self.config.avail) = (at(8), at(16), at(24));
             }
-            12 => self.kick = fds.pop(),
-            13 => self.call = fds.pop(),
-            14 => self.err = fds.pop(),
-            18 => self.enabled = word(4) == 1,
+            SET_VRING_KICK => self.kick = fds.pop(),
+            SET_VRING_CALL => self.call = fds.pop(),
+            SET_VRING_ERR => self.err = fds.pop(),
+            SET_VRING_ENABLE => self.enabled = word(4) == 1,
             _ => {}
         }
         None

@@ -80,18 +80,12 @@ pub mod answer {
     pub const POLICY: u32 = ERROR | 2;
     /// It makes no sense.
     pub const INVALID: u32 = ERROR | 3;
-    /// It was left out where the server was built.
-    pub const PLATFORM: u32 = ERROR | 4;
     /// Not without encryption.
     pub const TLS_REQUIRED: u32 = ERROR | 5;
     /// There is no such export.
     pub const UNKNOWN: u32 = ERROR | 6;
     /// The server is about to end.
     pub const SHUTDOWN: u32 = ERROR | 7;
-    /// Not without asking for block sizes.
-    pub const BLOCK_SIZE_REQUIRED: u32 = ERROR | 8;
-    /// It is too much.
-    pub const TOO_BIG: u32 = ERROR | 9;
     /// Not without extended headers.
     pub const EXTENDED_HEADERS_REQUIRED: u32 = ERROR | 10;
 }
@@ -118,8 +112,6 @@ pub mod export_flag {
     pub const SEND_FLUSH: u16 = 1 << 2;
     /// It knows [`FUA`](super::command_flag::FUA).
     pub const SEND_FUA: u16 = 1 << 3;
-    /// It is like a spinning disk.
-    pub const ROTATIONAL: u16 = 1 << 4;
     /// It knows `TRIM`.
     pub const SEND_TRIM: u16 = 1 << 5;
     /// It knows `WRITE_ZEROES`.

@@ -7,7 +7,7 @@ use super::{SECTOR, SERIAL_BYTES};
 /// What there is to say about a disk to a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlkConfig {
-    /// The disk's size. A last part of less than 512 bytes is not shown.
+    /// The disk's size. A last part of less than a logical block is not shown.
     pub capacity_bytes: u64,
     /// The unit of addressing: a power of two of at least 512.
     pub logical_block_size: u32,
@@ -126,6 +126,11 @@ impl BlkConfig {
         let mut serial = [0; SERIAL_BYTES];
         serial[..self.serial.len()].copy_from_slice(self.serial.as_bytes());
         Ok(serial)
+    }
+
+    /// The size that is shown of a disk of `bytes`.
+    pub(super) fn sectors_of(&self, bytes: u64) -> u64 {
+        (bytes - bytes % u64::from(self.logical_block_size)) / SECTOR
     }
 
     /// `struct virtio_blk_config`. Offsets are the structure's; what is not set belongs to features not offered.

@@ -64,11 +64,6 @@ impl BlkQueue {
         Self { blk, pending: vec![None; size].into(), spare: Vec::with_capacity(size) }
     }
 
-    /// The device that it is a queue of.
-    pub fn device(&self) -> &Arc<Blk> {
-        &self.blk
-    }
-
     /// Understands a chain whose status byte is off its writable end already.
     #[inline]
     fn understand(&self, memory: &GuestMemory, chain: &Chain, header: [u8; HEADER]) -> Result<Asked, Refused> {

@@ -500,7 +500,7 @@ fn features_that_were_not_offered_are_refused_and_change_nothing() {
 fn a_change_of_capacity_holds_for_the_next_request() {
     let mut disk = Disk::new(config());
     assert_eq!(status(disk.ask(IN, SECTORS, &[], &[piece(BUFFER, 512)])), IOERR);
-    disk.blk.set_capacity((SECTORS + 1) * SECTOR + 511);
+    disk.blk.resize(DiskKey(0), (SECTORS + 1) * SECTOR + 511);
     assert_eq!(disk.blk.sectors(), SECTORS + 1);
     let request = submitted(disk.ask(IN, SECTORS, &[], &[piece(BUFFER, 512)]));
     disk.end(request, Ok(()));

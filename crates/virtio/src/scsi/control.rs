@@ -19,7 +19,7 @@ use super::Scsi;
 use super::address::Addressed;
 use super::luns::Lun;
 use super::tasks::{Abort, About, EndedFunctions, Ending, Function};
-use crate::model::{Completed, ControlModel, Malformed, RequestType, Status};
+use crate::model::{Completed, ControlModel, Malformed, Status};
 
 /// `struct virtio_scsi_ctrl_tmf` up to its response: type, subtype, lun, id.
 const TMF: usize = 24;
@@ -147,8 +147,7 @@ impl ControlQueue {
 }
 
 fn respond(memory: &GuestMemory, head: u16, room: &[IoVec], response: &[u8]) -> Completed {
-    let written = memory.scatter(room, response) as u32;
-    Completed { head, written, request_type: RequestType::Other, bytes: 0, status: Status::Ok, disk: None }
+    Completed::other(head, memory.scatter(room, response) as u32, Status::Ok)
 }
 
 impl ControlModel for ControlQueue {
@@ -182,10 +181,7 @@ impl ControlModel for ControlQueue {
             VIRTIO_SCSI_T_AN_QUERY | VIRTIO_SCSI_T_AN_SUBSCRIBE => {
                 Ok(Some(respond(memory, head, chain.writable(), &self.notification(&request))))
             }
-            _ => {
-                let status = Status::Unsupported;
-                Ok(Some(Completed { head, written: 0, request_type: RequestType::Other, bytes: 0, status, disk: None }))
-            }
+            _ => Ok(Some(Completed::other(head, 0, Status::Unsupported))),
         }
     }
 

@@ -13,7 +13,7 @@ use virtio_bindings::bindings::virtio_scsi::{
 };
 
 use super::address::LunAddress;
-use crate::model::{Completed, EventModel, RequestType, Status};
+use crate::model::{Completed, EventModel, Status};
 
 /// The length of `struct virtio_scsi_event`.
 pub(super) const EVENT: usize = 16;
@@ -149,20 +149,11 @@ impl EventModel for EventQueue {
 
     fn begin(&mut self, memory: &GuestMemory, chain: &Chain) -> Completed {
         let events = &self.0.events;
-        let mut completed = Completed {
-            head: chain.head(),
-            written: 0,
-            request_type: RequestType::Other,
-            bytes: 0,
-            status: Status::Ok,
-            disk: None,
-        };
         if (chain.writable_len() as usize) < EVENT {
             events.lose();
-            completed.status = Status::IoError;
-        } else {
-            completed.written = memory.scatter(chain.writable(), &events.take()) as u32;
+            return Completed::other(chain.head(), 0, Status::IoError);
         }
-        completed
+        let written = memory.scatter(chain.writable(), &events.take()) as u32;
+        Completed::other(chain.head(), written, Status::Ok)
     }
 }

@@ -106,12 +106,6 @@ fn what_is_wrong_with_a_connection_is_said_as_the_system_or_tls_says_it() {
     assert_eq!(describe(ChannelError::Tls("it is too old".to_owned())), "TLS: it is too old");
 }
 
-#[test]
-fn a_hall_waits_for_as_long_as_it_is_to() {
-    let Timespec { tv_sec, tv_nsec } = timespec(Duration::new(3, 5));
-    assert_eq!((tv_sec, tv_nsec), (3, 5));
-}
-
 /// What there is to be read: all of it, or an error that is none of waiting.
 fn hear(client: &mut Channel) -> Vec<u8> {
     let mut heard = Vec::new();

@@ -37,7 +37,7 @@ use self::work::{Place, Work};
 use super::options::command;
 use super::served::await_listeners;
 use super::telemetry::Telemetry;
-use super::{Context, Deployment, Disk, Task, Unable, fio};
+use super::{Context, Deployment, Disk, Task, Unable, account, fio};
 use crate::cpu_meter::{CpuMeter, Role};
 use crate::plan::{DeviceModel, Load, Server, Subject};
 use crate::process::Process;
@@ -211,13 +211,7 @@ impl Deployment for Guest {
         measurement.functional_only = self.accel == Accel::Tcg;
         if meter.seconds() > 0.0 {
             let load = measurement.cpu.load;
-            measurement.cpu = meter.ledger();
-            if let Some(server) = &self.server {
-                server.telemetry.complete(&mut measurement);
-            }
-            measurement.cpu = measurement.cpu.scaled(measurement.seconds / meter.seconds()).without(load);
-            measurement.io_thread_cores = meter.cores();
-            measurement.in_io_submit = meter.in_io_submit();
+            account(&mut measurement, &meter, self.server.as_ref().map(|server| &server.telemetry), load);
         }
         Ok(measurement)
     }
@@ -277,10 +271,7 @@ impl Guest {
         });
         if let Some(server) = &mut self.server {
             let io_threads = server.telemetry.io_threads().unwrap_or_default();
-            meter.follow(server.process.pid(), move |tid, _| match io_threads.contains(&tid) {
-                true => Role::IoThread,
-                false => Role::ServerOther,
-            });
+            meter.follow_server(server.process.pid(), io_threads);
         }
         meter
     }

@@ -80,7 +80,8 @@ fn a_device_has_as_many_queues_as_it_was_made_with_and_all_of_them_need_its_disk
 
 #[test]
 fn a_disk_of_another_size_has_so_many_whole_blocks_and_the_driver_is_told_of_it_once() {
-    let blk = Blk::new(BlkConfig { logical_block_size: 4096, ..config() }).unwrap();
+    let capacity_bytes = SECTORS * SECTOR + 512;
+    let blk = Blk::new(BlkConfig { logical_block_size: 4096, capacity_bytes, ..config() }).unwrap();
     for (bytes, sectors, changed) in [
         (SECTORS * SECTOR, SECTORS, false),
         (8 * SECTORS * SECTOR, 8 * SECTORS, true),

@@ -294,7 +294,7 @@ fn what_a_guest_s_device_kept_from_others_is_theirs_when_the_device_is_gone() {
 fn a_unit_that_was_prepared_and_abandoned_knows_nothing_of_the_driver() {
     let ([one, _], shared) = (devices(), unit());
     let first = one.prepare(NEW, Arc::clone(&shared)).unwrap();
-    one.abandon(&first);
+    one.detach(&first);
     let second = one.prepare(NEW, shared).unwrap();
     assert!(!Arc::ptr_eq(&first.nexus, &second.nexus));
 }
