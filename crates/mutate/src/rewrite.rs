@@ -10,7 +10,9 @@ use std::ops::Range;
 use proc_macro2::{LineColumn, Span};
 use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
-use syn::{Arm, BinOp, Block, Expr, ExprBinary, ExprRepeat, ExprStruct, ExprUnary, Pat, PatGuard, Signature};
+use syn::{
+    Arm, BinOp, Block, Expr, ExprBinary, ExprMatch, ExprRepeat, ExprStruct, ExprUnary, Pat, PatGuard, Signature,
+};
 
 use crate::change::{Change, Genre};
 
@@ -158,7 +160,8 @@ impl<'a> Places<'a> {
             if edit.is_end {
                 let each = edit.ids.iter().zip(edit.changed);
                 marks.extend(each.map(|(id, range)| (base + range.start..base + range.end, Left::Change(*id))));
-                marks.push((begun.pop().expect("it has begun")..text.len(), Left::Place(edit.ids)));
+                let whole = begun.pop().expect("it has begun")..text.len();
+                marks.extend((!edit.ids.is_empty()).then_some((whole, Left::Place(edit.ids))));
             } else {
                 begun.push(base);
             }
@@ -218,6 +221,16 @@ impl<'ast> Visit<'ast> for Places<'_> {
             format!("{}{}", &it.source[whole.start..start], &it.source[end..whole.end])
         };
         self.choose(&changes, whole.clone(), changed, |it| visit::visit_expr_struct(it, node));
+    }
+
+    fn visit_expr_match(&mut self, node: &'ast ExprMatch) {
+        // Where an arm is missing it is the whole that does not compile.
+        let arms = node.arms.iter().filter_map(|arm| self.changes.get(&(Genre::MatchArm, arm.span().start())));
+        let ids: Vec<Id> = arms.flatten().map(|(id, _)| *id).collect();
+        let whole = self.range(node.span());
+        self.begin(whole.start, String::new());
+        visit::visit_expr_match(self, node);
+        self.end(whole.end, String::new(), ids, Vec::new());
     }
 
     fn visit_arm(&mut self, node: &'ast Arm) {

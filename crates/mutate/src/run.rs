@@ -54,11 +54,11 @@ impl Place {
     /// # Errors
     /// Where it cannot be run.
     pub(crate) fn reach(&self, test: &Test, limit: Duration) -> anyhow::Result<(Outcome, Vec<Id>)> {
-        let file = self.scratch.with_extension("reached");
-        File::create(&file)?;
-        let outcome = self.run(test, ("EGRET_REACHED", file.to_str().expect("it is text")), limit)?;
-        let bytes = fs::read(&file)?;
-        fs::remove_file(&file)?;
+        let path = self.scratch.with_extension("reached");
+        let file = File::options().append(true).create(true).open(&path)?;
+        let outcome = self.run(test, ("EGRET_REACHED_TO_STDIN", "1"), file.into(), limit)?;
+        let bytes = fs::read(&path)?;
+        fs::remove_file(&path)?;
         Ok((outcome, bytes.as_chunks().0.iter().map(|id| Id::from_le_bytes(*id)).collect()))
     }
 
@@ -67,15 +67,15 @@ impl Place {
     /// # Errors
     /// Where it cannot be run.
     pub(crate) fn change(&self, test: &Test, change: Id, limit: Duration) -> anyhow::Result<Outcome> {
-        self.run(test, ("EGRET_CHANGE", &change.to_string()), limit)
+        self.run(test, ("EGRET_CHANGE", &change.to_string()), Stdio::null(), limit)
     }
 
-    fn run(&self, test: &Test, told: (&str, &str), limit: Duration) -> anyhow::Result<Outcome> {
+    fn run(&self, test: &Test, told: (&str, &str), stdin: Stdio, limit: Duration) -> anyhow::Result<Outcome> {
         fs::create_dir_all(&self.scratch)?;
         let mut command = Command::new(&test.program);
         command.args(["--exact", &test.name]).current_dir(&self.folder).process_group(0);
         command.env(told.0, told.1).env("TMPDIR", &self.scratch).env("RUST_BACKTRACE", "0");
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let mut child = command.stdin(stdin).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let begun = Instant::now();
         let outcome = loop {
             if let Some(status) = child.try_wait()? {
