@@ -272,6 +272,12 @@ mod tests {
         }
     }
 
+    #[test]
+    fn whether_an_export_is_stopped_is_said_in_the_words_that_qemu_has_for_it() {
+        let all = [IoStatus::Ok, IoStatus::NoSpace, IoStatus::Failed];
+        assert_eq!(all.map(IoStatus::name), ["ok", "nospace", "failed"]);
+    }
+
     #[derive(Default)]
     struct Count(AtomicUsize);
 

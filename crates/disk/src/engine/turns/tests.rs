@@ -34,7 +34,9 @@ fn take_all(turns: &mut Turns<usize>) -> Vec<usize> {
 #[test]
 fn disks_have_their_turns_one_after_the_other() {
     let (mut turns, _disks) = turns(100, &[4, 1, 2]);
+    assert!(!turns.is_empty());
     assert_eq!(take_all(&mut turns), [0, 1, 2, 0, 2, 0, 0]);
+    assert!(turns.is_empty());
     assert_eq!(turns.taken(), 7);
 }
 
