@@ -361,6 +361,11 @@ fn as_many_workers_as_there_are_to_be_stay_however_long_they_have_waited() {
 }
 
 #[test]
+fn beside_a_worker_that_stays_others_come_and_go() {
+    two_jobs_while_time_runs_out(2, || Pool::new(1, 2, 1, 2));
+}
+
+#[test]
 fn what_is_left_of_a_job_is_for_any_worker_and_another_disk_is_first() {
     model(2, || {
         let mut pool = Pool::new(0, 2, 2, 2);

@@ -379,11 +379,9 @@ fn of_a_domain_the_fingerprint_has_the_version_of_libvirt() {
     fs::create_dir(&programs).unwrap();
     for program in ["ssh", "libvirtd"] {
         let says = format!("#!/bin/sh\necho '{program} (of a test) 9.0.0'\n");
-        fs::write(programs.join(program), says).unwrap();
-        fs::set_permissions(programs.join(program), fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&programs.join(program), &says);
     }
-    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
-    lab.bench(&[]).env("PATH", &path).output().unwrap();
+    lab.bench(&[]).env("PATH", with_programs(&programs)).output().unwrap();
     let run = lab.run();
     assert!(matches!(run.cells[0].outcome, Outcome::Impossible { .. }), "it does not run: {:?}", run.cells);
     let libvirt = run.host.components.iter().find(|one| one.name == "libvirtd").expect("libvirt's daemon");

@@ -665,7 +665,8 @@ mod tests {
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
         let numbers: Vec<u32> = release.split(['.', '-']).map_while(|number| number.parse().ok()).take(2).collect();
         let later = [[6, 1], [6, 15]].into_iter().filter(|since| numbers[..] < since[..]).count();
-        assert_eq!(Ring::new().unwrap().lacks().len(), later, "{release}");
+        // Vendors bring some to older kernels.
+        assert!(Ring::new().unwrap().lacks().len() <= later, "{release}");
     }
 
     #[test]

@@ -346,7 +346,7 @@ mod tests {
         while !waiting.is_finished() {
             // SAFETY: the thread was not joined yet.
             unsafe { libc::pthread_kill(waiting.as_pthread_t(), libc::SIGUSR2) };
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
         assert!(waiting.join().unwrap().unwrap());
     }

@@ -317,7 +317,12 @@ impl RunningIoThread {
         }
         if now.cpus != *cpus {
             let cpus = cpus.clone();
-            let bound = self.handle.call(move |_| bind_this_thread(cpus.as_ref()));
+            let bound = self.handle.call(move |target| {
+                bind_this_thread(cpus.as_ref())?;
+                // Others come in the place of its workers, which run where they were started.
+                target.backend().set_thread_pool(thread_pool_min, thread_pool_max);
+                Ok(())
+            });
             bound.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(not_bound(e)))?;
         }
         Ok(())

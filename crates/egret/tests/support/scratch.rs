@@ -1,8 +1,8 @@
 //! Directories and images that vanish when the test ends, however it ends.
 
-use std::fs::{self, File, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use egret_faultdisk::FaultDisk;
 
@@ -62,8 +62,10 @@ impl Scratch {
 
 /// Writes a program of the shell.
 pub fn write_script(path: &Path, text: &str) {
-    fs::write(path, text).expect("our own directory");
-    fs::set_permissions(path, Permissions::from_mode(0o755)).expect("our own file");
+    // By another process: who forks here meanwhile would have it open for writing, and nobody could execute it.
+    let write = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+    let written = Command::new("sh").args(["-c", write]).arg(path).arg(text).status();
+    assert!(written.expect("a shell").success());
 }
 
 /// Whether this process may do what needs root.

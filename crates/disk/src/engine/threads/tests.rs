@@ -127,6 +127,22 @@ fn one_worker_stays_and_does_what_comes_when_no_other_can_be_started() {
 }
 
 #[test]
+fn workers_that_are_there_when_limits_are_given_leave_when_they_are_idle_and_others_come() {
+    let limits = WorkerLimits { min: 1, max: 1, idle: Duration::from_millis(1) };
+    let mut threads = threads(limits);
+    for _ in 0..2 {
+        push(&mut threads, 0);
+        threads.submit(Nanos::ZERO);
+        reap(&mut threads, 1);
+        threads.limit_workers(limits);
+        let mut queue = threads.workers.lock();
+        while queue.workers > 0 {
+            queue = threads.workers.left.wait(queue).unwrap();
+        }
+    }
+}
+
+#[test]
 fn limits_that_change_under_load_hold_at_once_and_leave_no_job_behind() {
     let long = WorkerLimits { idle: Duration::from_secs(100), ..FEW };
     let mut threads = threads(WorkerLimits { max: 8, ..long });

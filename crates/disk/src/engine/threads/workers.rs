@@ -29,6 +29,8 @@ pub(super) struct Queue {
     /// Workers that were started and have not looked for a job yet.
     starting: u32,
     closing: bool,
+    /// Those that there are were started where their I/O thread ran then: all leave when they have been idle.
+    renews: bool,
 }
 
 /// The workers of one I/O thread.
@@ -43,7 +45,7 @@ impl Workers {
     /// None yet: they come with the work.
     pub(super) fn new(limits: WorkerLimits, done: DoneList) -> Self {
         let jobs = Turns::new(limits.max);
-        let queue = Queue { limits, jobs, workers: 0, idle: 0, woken: 0, starting: 0, closing: false };
+        let queue = Queue { limits, jobs, workers: 0, idle: 0, woken: 0, starting: 0, closing: false, renews: false };
         Self { queue: Mutex::new(queue), work: Condvar::new(), left: Condvar::new(), done }
     }
 
@@ -89,10 +91,12 @@ impl Workers {
         }
     }
 
-    /// There may be so many from here on.
+    /// There may be so many from here on. Others take the place of those that there are, once these have been idle: a worker runs on
+    /// the processors of who started it.
     pub(super) fn set_limits(self: &Arc<Self>, limits: WorkerLimits) {
         let mut queue = self.lock();
         queue.limits = limits;
+        queue.renews = queue.workers > 0;
         queue.jobs.set_places(limits.max);
         // Those that are too many now leave when they see it; the others come with the work.
         self.work.notify_all();
@@ -151,7 +155,7 @@ fn work(workers: &Arc<Workers>) {
             break;
         }
         queue.idle += 1;
-        let is_to_stay = queue.workers <= queue.limits.min;
+        let is_to_stay = !queue.renews && queue.workers <= queue.limits.min;
         let mut timed_out = false;
         if is_to_stay {
             queue = workers.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -163,11 +167,12 @@ fn work(workers: &Arc<Workers>) {
         queue.idle -= 1;
         // A worker may wake by itself before one that was notified does: whichever looks first counts as the notified one.
         queue.woken = queue.woken.saturating_sub(1);
-        if timed_out && queue.jobs.is_empty() && queue.workers > queue.limits.min {
+        if timed_out && queue.jobs.is_empty() && (queue.renews || queue.workers > queue.limits.min) {
             break;
         }
     }
     queue.workers -= 1;
+    queue.renews &= queue.workers > 0;
     workers.left.notify_all();
     // It may leave although it was notified of a job; another worker has to take that.
     workers.call(queue);
