@@ -83,12 +83,12 @@ fn engines() -> String {
 }
 
 fn limits() -> [Line; 2] {
-    let of = |resource| getrlimit(resource).current;
-    let locked = of(Resource::Memlock).map_or("no limit".into(), |bytes| format!("{} MiB", bytes >> 20));
-    let open = of(Resource::Nofile).map_or("no limit".into(), |files| files.to_string());
+    let locked = getrlimit(Resource::Memlock).current.map_or("no limit".into(), |bytes| format!("{} MiB", bytes >> 20));
+    // A daemon has as many as it may.
+    let open = getrlimit(Resource::Nofile).maximum.map_or("no limit".into(), |files| files.to_string());
     [
         ("locked memory", format!("{locked} (ulimit -l): what pin-memory pins at most without CAP_IPC_LOCK")),
-        ("open files", format!("{open} (ulimit -n): each queue of a guest takes three")),
+        ("open files", format!("{open} (ulimit -Hn): each queue of a guest takes three")),
     ]
 }
 

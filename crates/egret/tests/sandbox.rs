@@ -526,6 +526,10 @@ fn what_a_monitor_names_elsewhere_is_refused_with_the_option_that_would_allow_it
         let credentials = json!({"qom-type": "tls-creds-x509", "id": "t0", "dir": dirs[0]});
         let credentials = qmp.fail("object-add", credentials);
         let secret = qmp.try_run("object-add", json!({"qom-type": "secret", "id": "s0", "file": key}));
+        // What every daemon may read is within reach, whatever else is wrong with it.
+        let read = json!({"qom-type": "secret", "id": "s1", "file": "/etc/passwd", "format": "base64"});
+        let read = qmp.fail("object-add", read);
+        assert!(!read.contains("the sandbox"), "{read}");
         // Beside its own there is room for more.
         qmp.run("blockdev-add", file("d2", &scratch.image("d2", MIB)));
         qmp.run("block-export-add", export("d2", &scratch.path("d2")));

@@ -14,9 +14,25 @@ use egret_confine::{Starter, ThreadKind};
 
 use crate::error::RbdError;
 
-/// So many calls hang before none is made any more but those that end the use of an image. Each costs a thread, and may keep a
-/// connection, which has some of its own.
+/// So many calls hang, of those that open images or of those of one image, before no other of these is made any more but those that
+/// end the use of an image. Each costs a thread, and may keep a connection, which has some of its own.
 pub(crate) const MOST: usize = 8;
+
+/// Calls that hang: nobody waits for them any more, and each has its own of these until it ends.
+#[derive(Default)]
+pub(crate) struct Hung(Mutex<Vec<Weak<()>>>);
+
+impl Hung {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<()>>> {
+        let mut hung = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        hung.retain(|call| call.strong_count() > 0);
+        hung
+    }
+}
 
 static STARTER: Starter = Starter::new(ThreadKind::Rbd, "rbd");
 
@@ -43,18 +59,20 @@ pub fn is_started() -> bool {
 ///
 /// What it returns, or nothing in time; or too many others hang.
 pub(crate) fn call<R: Send + 'static>(
+    hung: &Hung,
     what: &'static str,
     patience: Duration,
     call: impl FnOnce() -> Result<R, RbdError> + Send + 'static,
 ) -> Result<R, RbdError> {
-    if hung().len() >= MOST {
+    if hung.lock().len() >= MOST {
         return Err(RbdError::OthersHang);
     }
-    last_call(what, patience, call)
+    last_call(hung, what, patience, call)
 }
 
 /// The same of a call by which the use of an image ends, however many others hang.
 pub(crate) fn last_call<R: Send + 'static>(
+    hung: &Hung,
     what: &'static str,
     patience: Duration,
     call: impl FnOnce() -> Result<R, RbdError> + Send + 'static,
@@ -70,19 +88,11 @@ pub(crate) fn last_call<R: Send + 'static>(
     match receiver.recv_timeout(patience) {
         Ok(result) => result,
         Err(RecvTimeoutError::Timeout) => {
-            hung().push(hangs);
+            hung.lock().push(hangs);
             Err(RbdError::NoAnswer { what, patience })
         }
         Err(RecvTimeoutError::Disconnected) => Err(RbdError::Thread("none could be started".to_owned())),
     }
-}
-
-/// Calls that hang: nobody waits for them any more, and each has its own of these until it ends.
-fn hung() -> MutexGuard<'static, Vec<Weak<()>>> {
-    static HUNG: Mutex<Vec<Weak<()>>> = Mutex::new(Vec::new());
-    let mut hung = HUNG.lock().unwrap_or_else(PoisonError::into_inner);
-    hung.retain(|call| call.strong_count() > 0);
-    hung
 }
 
 /// Ends the process if librbd is in it: at once, because its threads may still run, and what would be undone at an
@@ -106,6 +116,7 @@ mod tests {
 
     #[test]
     fn so_many_calls_may_hang_until_one_ends_and_what_ends_the_use_of_an_image_is_called_all_the_same() {
+        let of_one = Hung::default();
         let hung: Vec<_> = (0..MOST)
             .map(|_| {
                 let (well, is_well) = channel::<()>();
@@ -113,16 +124,17 @@ mod tests {
                     let _ = is_well.recv();
                     Ok(())
                 };
-                let given_up = call("waiting", Duration::from_millis(1), waits);
+                let given_up = call(&of_one, "waiting", Duration::from_millis(1), waits);
                 assert!(matches!(given_up, Err(RbdError::NoAnswer { .. })), "{given_up:?}");
                 well
             })
             .collect();
-        let refused = call("another", Duration::MAX, || Ok(())).unwrap_err().to_string();
+        let refused = call(&of_one, "another", Duration::MAX, || Ok(())).unwrap_err().to_string();
         assert!(refused.starts_with("8 calls of clusters that do not answer have not ended"), "{refused}");
-        assert_eq!(last_call("the last", Duration::MAX, || Ok(())), Ok(()));
+        assert_eq!(call(&Hung::default(), "another image's", Duration::MAX, || Ok(())), Ok(()));
+        assert_eq!(last_call(&of_one, "the last", Duration::MAX, || Ok(())), Ok(()));
         drop(hung);
-        while call("another", Duration::MAX, || Ok(())).is_err() {
+        while call(&of_one, "another", Duration::MAX, || Ok(())).is_err() {
             std::thread::yield_now();
         }
     }

@@ -16,7 +16,7 @@ use egret_disk::{BlockLimits, Blocks, Engine, EngineError, FlushError, Locking, 
 use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
 
-use crate::calls::{call, last_call, run};
+use crate::calls::{Hung, call, last_call, run};
 use crate::cluster::ClusterOptions;
 use crate::engine::Shared;
 use crate::error::RbdError;
@@ -71,7 +71,12 @@ struct Opened {
     /// Held by whatever changes who has the lock, since a call that took too long goes on.
     order: Arc<Mutex<()>>,
     news: Arc<News>,
+    /// Calls of it that hang: those of others are no reason not to ask it.
+    hung: Hung,
 }
+
+/// Calls that open images, and hang.
+static OPENING: Hung = Hung::new();
 
 /// Who has an image locked.
 #[derive(Default)]
@@ -153,7 +158,7 @@ impl Opened {
                 }
             });
         };
-        let opened = call("opening an image", patience, move || {
+        let opened = call(&OPENING, "opening an image", patience, move || {
             let image = Image::open(&cluster, &image, changed)?;
             let shape = (image.size()?, image.object_size()?);
             Ok((Kept::new(image), shape))
@@ -176,6 +181,7 @@ impl Opened {
             locks: Mutex::new(Locks { lost, ..Locks::default() }),
             order: Arc::default(),
             news,
+            hung: Hung::default(),
         });
         OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&new));
         Ok(new)
@@ -192,7 +198,7 @@ impl Opened {
         ask: impl FnOnce(&Image) -> Result<R, RbdError> + Send + 'static,
     ) -> Result<R, RbdError> {
         let image = Arc::clone(&self.shared().image);
-        self.look_at(call(what, self.options.cluster.connect_timeout, move || ask(&image)))
+        self.look_at(call(&self.hung, what, self.options.cluster.connect_timeout, move || ask(&image)))
     }
 
     /// The same of what comes last, however many calls hang.
@@ -202,7 +208,7 @@ impl Opened {
         ask: impl FnOnce(&Image) -> Result<(), RbdError> + Send + 'static,
     ) -> Result<(), RbdError> {
         let image = Arc::clone(&self.shared().image);
-        self.look_at(last_call(what, self.options.cluster.connect_timeout, move || ask(&image)))
+        self.look_at(last_call(&self.hung, what, self.options.cluster.connect_timeout, move || ask(&image)))
     }
 
     fn look_at<R>(&self, asked: Result<R, RbdError>) -> Result<R, RbdError> {

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use egret_confine::{Use, refusal};
 use egret_vocabulary::schema::{Blockdev, Driver, Object as _, ObjectError, Problem, Secret};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use super::{ChangeError, Daemon, StartError};
 
@@ -44,7 +46,11 @@ impl Daemon {
 fn read(object: Secret) -> Result<Secret, ObjectError> {
     let (subject, file) = (object.subject(), object.file.clone());
     object.read().map_err(|error| {
-        let confined = file.and_then(|file| Some(format!("'{file}': {}", refusal(file.as_ref(), Use::Image)?)));
+        // Of one that could be read something else is wrong. A pipe is not waited for.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let is_denied = |file: &String| rustix::fs::open(file, flags, Mode::empty()).is_err_and(|e| e == Errno::ACCESS);
+        let refusal = |file: String| Some(format!("'{file}': {}", refusal(file.as_ref(), Use::Image)?));
+        let confined = file.filter(is_denied).and_then(refusal);
         confined.map_or(error, |why| ObjectError { subject, problem: Problem::Together(why) })
     })
 }
