@@ -11,7 +11,7 @@ build:
 	$(CARGO) build --locked --release --bin egret
 
 # Installs what `make build` has built, or EGRET names, with its manual, completions and units: under PREFIX, all of it in
-# DESTDIR for who makes a package. It builds nothing, because root need have no Rust.
+# DESTDIR for who makes a package. It builds nothing, because root need have no Rust. Everybody may read it, whatever root's umask.
 PREFIX ?= /usr/local
 ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
 EGRET ?= target/release/egret
@@ -21,12 +21,12 @@ LIB = $(DESTDIR)$(PREFIX)/lib
 install:
 	@test -x "$(EGRET)" || { echo "there is no $(EGRET): make build makes it" >&2; exit 1; }
 	install -D -m 0755 "$(EGRET)" "$(DESTDIR)$(PREFIX)/bin/egret"
-	"$(EGRET)" man "$(SHARE)/man/man1"
-	install -d "$(SHARE)/bash-completion/completions" "$(DESTDIR)$(ZSHDIR)" "$(SHARE)/fish/vendor_completions.d" "$(LIB)/systemd/system"
-	"$(EGRET)" completions bash > "$(SHARE)/bash-completion/completions/egret"
-	"$(EGRET)" completions zsh > "$(DESTDIR)$(ZSHDIR)/_egret"
-	"$(EGRET)" completions fish > "$(SHARE)/fish/vendor_completions.d/egret.fish"
-	for unit in egret.service egret.socket egret@.service egret@.socket; do \
+	umask 022; "$(EGRET)" man "$(SHARE)/man/man1"
+	umask 022; install -d "$(SHARE)/bash-completion/completions" "$(DESTDIR)$(ZSHDIR)" "$(SHARE)/fish/vendor_completions.d" "$(LIB)/systemd/system"
+	umask 022; "$(EGRET)" completions bash > "$(SHARE)/bash-completion/completions/egret"
+	umask 022; "$(EGRET)" completions zsh > "$(DESTDIR)$(ZSHDIR)/_egret"
+	umask 022; "$(EGRET)" completions fish > "$(SHARE)/fish/vendor_completions.d/egret.fish"
+	umask 022; for unit in egret.service egret.socket egret@.service egret@.socket; do \
 	sed 's,/usr/bin/egret,$(PREFIX)/bin/egret,' contrib/systemd/$$unit > "$(LIB)/systemd/system/$$unit" || exit; done
 	install -D -m 0644 contrib/systemd/egret.sysusers "$(LIB)/sysusers.d/egret.conf"
 	install -D -m 0644 LICENSE "$(SHARE)/doc/egret/copyright"

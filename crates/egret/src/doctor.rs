@@ -9,6 +9,7 @@ use egret_daemon::process::{Inherited, Places, Sandbox};
 use egret_daemon::{Daemon, probe};
 use egret_lab::fingerprint;
 use egret_lab::results::Host;
+use egret_loadgen::machine::allow_many_descriptors;
 use egret_vocabulary::config::ConfigFile;
 use egret_vocabulary::schema::Aio;
 use rustix::process::{Resource, getrlimit};
@@ -28,6 +29,8 @@ type Line = (&'static str, String);
 
 /// Runs `egret doctor`.
 pub fn run(asked: &Doctor) -> Result<()> {
+    // As a daemon does.
+    allow_many_descriptors();
     let host = fingerprint::machine(asked.disk.as_deref());
     let mut lines = vec![("kernel", kernel(&host)), ("fd-monitor", monitor()), ("aio", engines())];
     if let Some(disk) = &asked.disk {
@@ -84,8 +87,7 @@ fn engines() -> String {
 
 fn limits() -> [Line; 2] {
     let locked = getrlimit(Resource::Memlock).current.map_or("no limit".into(), |bytes| format!("{} MiB", bytes >> 20));
-    // A daemon has as many as it may.
-    let open = getrlimit(Resource::Nofile).maximum.map_or("no limit".into(), |files| files.to_string());
+    let open = getrlimit(Resource::Nofile).current.map_or("no limit".into(), |files| files.to_string());
     [
         ("locked memory", format!("{locked} (ulimit -l): what pin-memory pins at most without CAP_IPC_LOCK")),
         ("open files", format!("{open} (ulimit -Hn): each queue of a guest takes three")),

@@ -237,23 +237,34 @@ fn programs_of(subject: &Subject) -> Vec<(String, PathBuf)> {
 /// knows.
 pub fn started(subject: &str, pid: u32, known: &[Component]) -> Vec<Component> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
+    // Another file may have its name by now: a newer version does not end what runs.
+    let replaced = fs::read_link(&exe).ok().filter(|path| path.to_string_lossy().ends_with(GONE));
     let is_new = |path: &PathBuf| !known.iter().any(|one| Path::new(&one.path) == path);
     let component = |path: PathBuf| {
+        let file = if replaced.as_ref() == Some(&path) { &exe } else { &path };
         let name = path.file_name()?.to_string_lossy();
+        let name = name.trim_end_matches(GONE);
         let is_asked = name.starts_with("qemu-") || name == "egret";
         Some(Component {
             name: subject.to_owned(),
             path: path.display().to_string(),
-            version: if is_asked { version(&path) } else { String::new() },
-            sha256: sha256(&path)?,
+            version: if is_asked { version(file) } else { String::new() },
+            sha256: sha256(file)?,
         })
     };
-    executables(&maps).into_iter().filter(is_new).filter_map(component).collect()
+    executables(&maps).into_iter().chain(replaced.clone()).filter(is_new).filter_map(component).collect()
 }
+
+/// What the kernel says behind the name of a file that is not there any more.
+const GONE: &str = " (deleted)";
 
 /// The files of a process's memory that are run, and are no libraries.
 fn executables(maps: &str) -> BTreeSet<PathBuf> {
     let file = |line: &str| {
+        if line.ends_with(GONE) {
+            return None;
+        }
         let mut fields = line.split_ascii_whitespace();
         let is_run = fields.nth(1)?.contains('x');
         let path = PathBuf::from(fields.nth(3)?);
@@ -407,6 +418,12 @@ mod tests {
             process.stdin.as_mut().unwrap().write_all(b"!").unwrap();
             process.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
             let [serves] = started("vm", process.id(), &[]).try_into().unwrap();
+            // A newer version comes while it runs.
+            fs::remove_file(&path).unwrap();
+            assert!(Command::new("cp").arg("/bin/ls").arg(&path).status().unwrap().success());
+            let [replaced] = started("vm", process.id(), &[]).try_into().unwrap();
+            assert_eq!(replaced.path, format!("{} (deleted)", path.display()));
+            assert_eq!((&replaced.version, &replaced.sha256), (&serves.version, &serves.sha256));
             drop(process.stdin.take());
             process.wait().unwrap();
             assert_eq!(serves.path, path.display().to_string());

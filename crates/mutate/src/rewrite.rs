@@ -234,19 +234,27 @@ impl<'ast> Visit<'ast> for Places<'_> {
     }
 
     fn visit_arm(&mut self, node: &'ast Arm) {
-        if let Pat::Guard(PatGuard { guard, .. }) = &node.pat {
-            let changes = if binds(guard) { Vec::new() } else { self.take(Genre::MatchArmGuard, guard.span()) };
-            let changed = |_: &Self, change: &Change| change.replacement.clone();
-            self.choose(&changes, self.range(guard.span()), changed, |it| it.visit_expr(guard));
-        }
         let changes = self.take(Genre::MatchArm, node.span());
         let ids: Vec<Id> = changes.iter().map(|(id, _)| *id).collect();
-        if ids.is_empty() {
-            return self.visit_expr(&node.body);
+        let is_there = format!("crate::__change(&{ids:?}) == 0");
+        if let Pat::Guard(PatGuard { guard, .. }) = &node.pat {
+            let whole = self.range(guard.span());
+            let [open, close] = if binds(guard) || ids.is_empty() { [""; 2] } else { ["(", ")"] };
+            if !ids.is_empty() {
+                self.begin(whole.start, format!("{is_there} && "));
+            }
+            self.begin(whole.start, open.to_owned());
+            let changes = if binds(guard) { Vec::new() } else { self.take(Genre::MatchArmGuard, guard.span()) };
+            let changed = |_: &Self, change: &Change| change.replacement.clone();
+            self.choose(&changes, whole.clone(), changed, |it| it.visit_expr(guard));
+            self.end(whole.end, close.to_owned(), Vec::new(), Vec::new());
+        } else if !ids.is_empty() {
+            self.begin(self.offset(node.pat.span().end()), format!(" if {is_there}"));
         }
-        self.begin(self.offset(node.pat.span().end()), format!(" if crate::__change(&{ids:?}) == 0"));
         self.visit_expr(&node.body);
-        self.end(self.offset(node.body.span().end()), String::new(), ids, Vec::new());
+        if !ids.is_empty() {
+            self.end(self.offset(node.body.span().end()), String::new(), ids, Vec::new());
+        }
     }
 
     fn visit_expr_repeat(&mut self, node: &'ast ExprRepeat) {

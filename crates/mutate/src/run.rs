@@ -72,7 +72,9 @@ impl Place {
 
     fn run(&self, test: &Test, told: (&str, &str), stdin: Stdio, limit: Duration) -> anyhow::Result<Outcome> {
         fs::create_dir_all(&self.scratch)?;
-        let mut command = Command::new(&test.program);
+        // Many of them never end by themselves, and are not to outlive whoever limits them.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(&test.program);
         command.args(["--exact", &test.name]).current_dir(&self.folder).process_group(0);
         command.env(told.0, told.1).env("TMPDIR", &self.scratch).env("RUST_BACKTRACE", "0");
         let mut child = command.stdin(stdin).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
@@ -86,13 +88,14 @@ impl Place {
             }
             thread::sleep(Duration::from_millis(2));
         };
-        self.end(&mut child)?;
+        // Of one that has ended another may have the number.
+        let held = if outcome == Outcome::TookTooLong { held(child.id()) } else { Vec::new() };
+        self.end(&mut child, held)?;
         Ok(outcome)
     }
 
     /// Ends what is left of a test, and puts away what it has left behind.
-    fn end(&self, child: &mut Child) -> anyhow::Result<()> {
-        let held = held(child.id());
+    fn end(&self, child: &mut Child, held: Vec<PathBuf>) -> anyhow::Result<()> {
         let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
         loop {
             // Who waits for a file system of its own cannot even be killed until that is gone.

@@ -18,7 +18,7 @@ pub fn sum(numbers: &[u32]) -> u32 {
 pub fn named(number: u32) -> &'static str {
     match number {
         0 => "none",
-        1 => "one",
+        1 if number < 9 => "one",
         _ if number > 100 => "many",
         _ => "some",
     }
@@ -86,7 +86,7 @@ fn changes_that_no_test_notices_are_told_and_no_others() {
         change("BinaryOperator", "if a > b", ">", ">="),
         change("BinaryOperator", "sum += number", "+=", "-="),
         change("MatchArm", "0 => ", "0 => \"none\",", ""),
-        change("MatchArm", "1 => ", "1 => \"one\",", ""),
+        change("MatchArm", "1 if number", "1 if number < 9 => \"one\",", ""),
         change("MatchArmGuard", "_ if number", "number > 100", "true"),
         change("MatchArmGuard", "_ if number", "number > 100", "false"),
         change("BinaryOperator", "_ if number", ">", ">="),
