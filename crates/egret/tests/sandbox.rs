@@ -205,6 +205,9 @@ fn live_fully(scratch: &Scratch, program: &Program) {
         guest.kick();
         guest.is_over()
     });
+    drop(guest);
+    // One that is there still when the daemon ends.
+    let _stays = Guest::boot(&scratch.path("e0"));
     http::get(&scratch.path("metrics"), "/metrics").unwrap();
     // The watchdog asks the kernel about threads that have done nothing since it last looked.
     let looks = || server.sleeps().into_iter().find(|(name, _)| name == "egret-watchdog").unwrap().1;
@@ -343,13 +346,14 @@ fn every_rule_is_needed_and_none_is_missing() {
     let manager = UnixDatagram::bind(scratch.path("notify")).unwrap();
     let heard = std::thread::spawn(move || {
         let mut text = [0; 256];
-        while !text.starts_with(b"STOPPING") {
+        while !text.starts_with(b"FDSTORE=") {
             manager.recv(&mut text).unwrap();
         }
     });
     let place = scratch.path("notify").display().to_string();
     let program = Program::egret()
         .with_env("NOTIFY_SOCKET", &place)
+        .with_env("FDSTORE", "16")
         .with_env("WATCHDOG_USEC", "1000000")
         .with_words(["--sandbox-dir", "/dev"]);
     let here = scratch.path("").display().to_string();

@@ -8,6 +8,7 @@ mod support;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use support::keeper::Keeper;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 use support::survivor::{BLOCK, BLOCKS, Client, DEPTH, SIZE, content};
@@ -72,6 +73,43 @@ fn a_record_that_was_asked_for_with_fewer_descriptors_than_the_ring_has_loses_no
         }
         client.finish(&options, &socket);
         assert_holds_what_was_written(&image, &client, "a short record");
+    }
+}
+
+#[test]
+fn a_client_goes_on_with_each_daemon_that_a_service_manager_starts_and_need_not_connect_again() {
+    for packed in [false, true] {
+        let scratch = Scratch::new();
+        let keeper = Keeper::new(&scratch);
+        let (image, socket) = (scratch.image("disk", (BLOCK * BLOCKS) as u64), scratch.path("socket"));
+        let options = |image: &Path| {
+            let disk = Options::new().iothread("io0", "").disk("d0", image, "");
+            disk.export("e0", "d0", &socket, "writable=on,iothread=io0")
+        };
+        let mut client = Client::new(packed);
+        let mut server = Server::start(&keeper.program(), &options(&image));
+        client.connect(&socket);
+        for _ in 0..3 {
+            client.load(300);
+            assert_eq!(server.terminate().code(), Some(0));
+            let next = keeper.successor();
+            // One that cannot serve leaves it where it is.
+            let missing = options(&scratch.path("missing"));
+            assert!(!next.command().args(missing.as_words()).output().unwrap().status.success());
+            server = Server::start(&next, &options(&image));
+            keeper.hears("FDSTOREREMOVE=1\nFDNAME=egret-session\n");
+            client.load(300);
+            assert_eq!(server.complaints(), Vec::<String>::new());
+        }
+        client.drain();
+        client.wire = None;
+        assert_eq!(server.terminate().code(), Some(0));
+        assert_holds_what_was_written(&image, &client, "kept");
+        // Where nothing is kept a client is hung up on.
+        let server = Server::start(&keeper.program().with_env("FDSTORE", "0"), &options(&image));
+        client.connect(&socket);
+        assert_eq!(server.terminate().code(), Some(0));
+        assert!(client.wire.as_mut().unwrap().ask(GET_FEATURES, &[]).is_err());
     }
 }
 

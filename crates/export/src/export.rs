@@ -1,8 +1,9 @@
 //! An export: a device at an address, one client at a time.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{mem, ptr};
@@ -17,6 +18,7 @@ use egret_vring::memory::MemoryRules;
 
 use crate::budget::ClientBudget;
 use crate::errors::{ErrorHandling, ErrorPolicy};
+use crate::kept::{Kept, KeptSession};
 use crate::listener::{Address, ListenError, Listener};
 use crate::moves::PATIENCE;
 use crate::nbd::Offer;
@@ -43,6 +45,20 @@ pub struct ExportConfig {
     pub kickless: Kickless,
     /// What is done about requests that fail.
     pub errors: ErrorPolicy,
+    /// What becomes of its client's session when the daemon ends.
+    pub keeping: Keeping,
+}
+
+/// Whether somebody keeps clients' sessions from one daemon to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Keeping {
+    /// Nobody does: they end with the daemon.
+    #[default]
+    Not,
+    /// Somebody would. What a client hands over stays open until then.
+    Keeps,
+    /// Likewise, and has kept one: nobody else is let in before the export [goes on with it](Export::go_on_with).
+    Kept,
 }
 
 /// Why an export could not be made.
@@ -97,7 +113,9 @@ pub struct Export {
     pub(crate) device: DeviceType,
     /// From when it is set no client is let in any more, and the session of one that is there ends when its queues are drained.
     stop: EventNotifier,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Option<Vec<OwnedFd>>>>,
+    /// Who waits for this lets nobody in.
+    resumes: Option<Sender<Kept>>,
 }
 
 /// The device, for what is done to it from outside.
@@ -137,7 +155,7 @@ impl Export {
         disks: Vec<Option<Arc<Disk>>>,
         loops: Vec<LoopHandle<Worker>>,
     ) -> Result<Self, ExportError> {
-        let ExportConfig { id, address, access, memory, kickless, errors } = config;
+        let ExportConfig { id, address, access, memory, kickless, errors, keeping } = config;
         assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
         let stop = EventNotifier::new().map_err(system)?;
@@ -147,12 +165,18 @@ impl Export {
         let (theirs, their_stop) = (Arc::clone(&shared), stop.clone());
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
         let bounds = Bounds::of_this_thread();
+        let (resumes, resumed) = channel();
         let thread = thread.spawn(move || {
             bounds.narrow(egret_confine::ThreadKind::Session);
-            serve(&theirs, &device, listener, &their_stop);
+            // Whoever ends the export before it is resumed lets go of the other end.
+            let kept = if keeping == Keeping::Kept { resumed.recv().ok() } else { None };
+            serve(&theirs, &device, listener, &their_stop, keeping != Keeping::Not, kept)
         });
         let thread = thread.map_err(system)?;
-        Ok(Self::running(shared, kind, stop, thread))
+        let resumes = (keeping == Keeping::Kept).then_some(resumes);
+        let mut new = Self::running(shared, kind, stop, thread);
+        new.resumes = resumes;
+        Ok(new)
     }
 
     /// One whose thread runs until it is stopped.
@@ -160,9 +184,17 @@ impl Export {
         shared: Arc<Shared>,
         device: DeviceType,
         stop: EventNotifier,
-        thread: JoinHandle<()>,
+        thread: JoinHandle<Option<Vec<OwnedFd>>>,
     ) -> Self {
-        Self { shared, device, stop, thread: Some(thread) }
+        Self { shared, device, stop, thread: Some(thread), resumes: None }
+    }
+
+    /// Goes on with a session that was [kept](Keeping::Kept); if that is not to be had, the next client is let in.
+    pub fn go_on_with(&mut self, session: Option<Kept>) {
+        if let Some((resumes, session)) = self.resumes.take().zip(session) {
+            // It is there for as long as it waits.
+            let _ = resumes.send(session);
+        }
     }
 
     /// The export's name.
@@ -183,10 +215,11 @@ impl Export {
         lock(&self.shared.queues).has_running()
     }
 
-    /// Stops it. Whether there is no client, and none comes any more, no disk is to be written out, and no loop that has something
-    /// of it is stuck: then nobody has to be waited for when it ends. How long a client's session takes to end the client decides,
-    /// though it uses nothing.
+    /// Stops it, and its client's session is not to be kept. Whether there is no client, and none comes any more, no disk is to be
+    /// written out, and no loop that has something of it is stuck: then nobody has to be waited for when it ends. How long a
+    /// client's session takes to end the client decides, though it uses nothing.
     pub fn ends_at_once(&self) -> bool {
+        self.shared.forget_session();
         // Before it is stopped, for then a client that is there may be gone at any moment.
         if let DeviceType::Nbd(offer) = &self.device {
             let was_idle = offer.is_idle();
@@ -249,10 +282,16 @@ impl Export {
 
     /// Ends it, as dropping it does, which waits. Returns the disks that are active still because they could not be written out.
     #[must_use]
-    pub fn end(mut self) -> Vec<Active> {
-        self.join();
+    pub fn end(self) -> Vec<Active> {
+        self.end_and_keep().0
+    }
+
+    /// As [`end`](Self::end), and returns what [is to be kept](KeptSession::gather) of the client's session, if it may be.
+    #[must_use]
+    pub fn end_and_keep(mut self) -> (Vec<Active>, Option<Vec<OwnedFd>>) {
+        let kept = self.join();
         let unwritten = mem::take(&mut lock(&self.shared.queues).unwritten);
-        unwritten.into_iter().map(|(_, active)| active).collect()
+        (unwritten.into_iter().map(|(_, active)| active).collect(), kept)
     }
 
     /// As [`end`](Self::end), but tries once more to have them written out.
@@ -264,11 +303,10 @@ impl Export {
     }
 
     /// Ends the client's session, if there is one, when its queues are drained; the address is free afterwards.
-    fn join(&mut self) {
+    fn join(&mut self) -> Option<Vec<OwnedFd>> {
         self.stop.set();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.resumes = None;
+        self.thread.take()?.join().ok()?
     }
 
     /// The disk of a virtio-blk device has `bytes` now: tells the client, if it listens; says whether it could be told.
@@ -290,29 +328,55 @@ impl Drop for Export {
 /// How long an export that cannot accept clients lets go by.
 const BEFORE_TRYING_AGAIN: Duration = Duration::from_secs(1);
 
-/// The export's thread: one client after the other.
-fn serve(shared: &Shared, device: &Arc<dyn Device>, mut listener: Listener, stop: &EventNotifier) {
+/// The export's thread: one client after the other, whom another daemon has kept first. Returns what is to be kept of the last.
+fn serve(
+    shared: &Shared,
+    device: &Arc<dyn Device>,
+    mut listener: Listener,
+    stop: &EventNotifier,
+    may_be_kept: bool,
+    kept: Option<Kept>,
+) -> Option<Vec<OwnedFd>> {
     let mut budget = ClientBudget::new();
     let log = shared.log();
+    let (mut client, mut from) = kept.map(|Kept { client, said, state }| (client, (said, state))).unzip();
     loop {
-        match listener.accept(log, stop.as_fd()) {
+        let arrived = match client.take() {
+            None => listener.accept(log, stop.as_fd()),
+            Some(client) => match listener.readmit(client, log) {
+                Ok(None) => {
+                    from = None;
+                    continue;
+                }
+                admitted => admitted,
+            },
+        };
+        match arrived {
             Ok(Some(client)) => {
                 if !shared.let_in() {
-                    return;
+                    return None;
                 }
                 log.info(format_args!("a client connected"));
-                match Session::new(shared, device, Connection::new(client, stop.as_fd()), &mut budget).run() {
-                    Ok(()) => log.info(format_args!("the client left")),
+                let connection = Connection::new(client, stop.as_fd());
+                match Session::new(shared, device, connection, &mut budget, may_be_kept).run(from.take()) {
+                    Ok(None) => log.info(format_args!("the client left")),
+                    Ok(Some(kept)) => match kept.into_sockets(&shared.id) {
+                        Ok(sockets) => {
+                            log.info(format_args!("the client's session is kept"));
+                            return Some(sockets);
+                        }
+                        Err(e) => log.warn(format_args!("the client's session cannot be kept: {e}")),
+                    },
                     Err(e) => log.warn(format_args!("the client's session is ended: {e}")),
                 }
                 shared.let_out();
             }
-            Ok(None) => return,
+            Ok(None) => return None,
             Err(e) => {
                 log.warn(format_args!("cannot accept clients: {e}"));
                 // Out of descriptors, say: others may give some back.
                 if !pause(stop.as_fd(), BEFORE_TRYING_AGAIN).unwrap_or(false) {
-                    return;
+                    return None;
                 }
             }
         }

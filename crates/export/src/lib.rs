@@ -21,6 +21,7 @@ mod budget;
 mod device_state;
 mod errors;
 mod export;
+mod kept;
 mod latency;
 mod listener;
 mod luns;
@@ -42,7 +43,8 @@ mod vring;
 mod worker;
 
 pub use errors::{ErrorHandling, ErrorPolicy, IoStatus, OnError, is_nospace};
-pub use export::{Export, ExportConfig, ExportError};
+pub use export::{Export, ExportConfig, ExportError, Keeping};
+pub use kept::{Kept, KeptSession};
 pub use latency::Latencies;
 pub use listener::{Address, ListenError};
 pub use luns::{

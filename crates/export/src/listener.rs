@@ -55,6 +55,14 @@ impl Listener {
         }
     }
 
+    /// A client that another daemon has let in, if it is let in here.
+    pub(crate) fn readmit(&self, client: FromPeer, log: &PeerLog) -> io::Result<Option<FromPeer>> {
+        match self {
+            Self::Connected(_, uids) => admit(client, uids, log),
+            Self::Socket(socket) => socket.admit(client, log),
+        }
+    }
+
     /// The next client; `None` when there is none to come, or it is time to stop. Who is not let in is told to `log`.
     pub(crate) fn accept(&mut self, log: &PeerLog, stop: BorrowedFd<'_>) -> io::Result<Option<FromPeer>> {
         loop {

@@ -306,7 +306,7 @@ mod tests {
             shared.change(queue, move |worker: &mut QueueWorker| worker.fds().kick.replace(kick)).unwrap()
         });
         let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 128 }, "e").unwrap();
-        let thread = std::thread::spawn(|| ());
+        let thread = std::thread::spawn(|| None);
         let export =
             Export::running(Arc::clone(&shared), DeviceType::Scsi(scsi), EventNotifier::new().unwrap(), thread);
 

@@ -27,7 +27,7 @@ use crate::worker::Leave;
 /// draws a table of eight; Cloud Hypervisor has as many in one as there are.
 pub(crate) const MAX_MEMORY_SLOTS: usize = 64;
 /// The largest body of any message that we accept: configuration space with its header.
-const MAX_BODY: usize = 4096;
+pub(crate) const MAX_BODY: usize = 4096;
 const MAX_CONFIG: u32 = 256;
 
 /// A piece of the peer's memory.
@@ -72,7 +72,8 @@ pub(crate) struct InflightAt {
 
 impl InflightAt {
     /// As the specification has it, and as C's compilers pad it, which is what QEMU sends and insists on.
-    const LENGTHS: [usize; 2] = [20, 24];
+    const LENGTHS: [usize; 2] = [20, Self::LONG];
+    pub(crate) const LONG: usize = 24;
 
     /// As it lies in a message of `len` bytes.
     pub(crate) fn to_bytes(self, len: usize) -> Vec<u8> {
@@ -158,6 +159,13 @@ pub(crate) struct Message {
     number: u32,
     /// The peer wants to hear how it went.
     pub wants_ack: bool,
+}
+
+impl From<u32> for Message {
+    /// Of a request by its number, nobody hears how it went.
+    fn from(number: u32) -> Self {
+        Self { number, wants_ack: false }
+    }
 }
 
 /// One peer's socket, and the descriptor that tells when to stop listening to it.
@@ -351,7 +359,7 @@ fn region(bytes: &[u8]) -> RegionAt {
 }
 
 /// Makes a request of a message's parts. Descriptors that it has no use for are closed.
-fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, ProtocolError> {
+pub(crate) fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, ProtocolError> {
     use request::*;
     let name = name(number);
     let sized = |size: usize| match body.len() {

@@ -48,6 +48,8 @@ pub(crate) struct Shared {
     /// earlier connection.
     has_news: AtomicBool,
     door: Mutex<Door>,
+    /// The client's session is not to be kept for another daemon.
+    forgets_session: AtomicBool,
     /// Where the client listens to us.
     channel: Mutex<Option<PeerFd>>,
 }
@@ -227,6 +229,7 @@ impl Shared {
             draining: AtomicBool::new(false),
             has_news: AtomicBool::new(false),
             door: Mutex::default(),
+            forgets_session: AtomicBool::new(false),
             channel: Mutex::default(),
         }
     }
@@ -539,6 +542,15 @@ impl Shared {
         *door == Door::Shut
     }
 
+    /// The client's session is not to be kept for another daemon.
+    pub(crate) fn forget_session(&self) {
+        self.forgets_session.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn forgets_session(&self) -> bool {
+        self.forgets_session.load(Ordering::Acquire)
+    }
+
     pub(crate) fn set_draining(&self, draining: bool) {
         self.draining.store(draining, Ordering::Release);
     }
@@ -547,6 +559,11 @@ impl Shared {
         let before = mem::replace(&mut *lock(&self.channel), channel);
         // When nobody waits for the lock: it may take as long as the peer likes.
         drop(before);
+    }
+
+    /// Takes the client's channel, which hears nothing more from here.
+    pub(crate) fn take_channel(&self) -> Option<PeerFd> {
+        lock(&self.channel).take()
     }
 
     /// Whether the configuration space has what the client has not read. What it has is to be there before this says so, and

@@ -19,6 +19,7 @@ use rustix::fs::SealFlags;
 
 use crate::budget::ClientBudget;
 use crate::device_state::Transfer;
+use crate::kept::{Kept, Said};
 use crate::memory_file::memory_file;
 use crate::peer_fd::PeerFd;
 use crate::protocol::{Connection, InflightAt, MAX_MEMORY_SLOTS, Message, RegionAt, Request, RingAt};
@@ -28,7 +29,10 @@ use crate::source::Worker;
 use crate::vring::{Due, Runs, Vring};
 use crate::worker::{Leave, QueueWorker, VringFds};
 
+mod keeping;
 mod migration;
+
+use keeping::HandedOver;
 
 const PROTOCOL_FEATURES: u64 = protocol_feature::MQ
     | protocol_feature::LOG_SHMFD
@@ -91,6 +95,8 @@ pub(crate) struct Session<'a> {
     /// Rings are to run as soon as less is owed to the disks' limits.
     awaits_limits: bool,
     transfer: Transfer,
+    /// For the next daemon, if somebody keeps sessions until then.
+    handed_over: Option<HandedOver>,
     features: u64,
     protocol_features: u64,
 }
@@ -101,6 +107,7 @@ impl<'a> Session<'a> {
         device: &'a Arc<dyn Device>,
         connection: Connection<'a>,
         budget: &'a mut ClientBudget,
+        may_be_kept: bool,
     ) -> Self {
         let vrings = (0..device.num_queues()).map(|_| Vring::default()).collect();
         let memory = Arc::new(GuestMemory::under(shared.memory.clone()));
@@ -119,33 +126,45 @@ impl<'a> Session<'a> {
             log_fd: None,
             awaits_limits: false,
             transfer: Transfer::None,
+            handed_over: may_be_kept.then(HandedOver::default),
             features: 0,
             protocol_features: 0,
         }
     }
 
-    /// Serves the client until it leaves, breaks the protocol, or it is time to stop; then drains its queues.
-    pub(crate) fn run(mut self) -> Result<(), ProtocolError> {
-        let ended = self.converse();
+    /// Serves the client until it leaves, breaks the protocol, or it is time to stop; then drains its queues. It goes on from
+    /// what another daemon has kept, if it has. Returned is what is to be kept for the next.
+    pub(crate) fn run(mut self, from: Option<(Vec<Said>, Vec<u8>)>) -> Result<Option<Kept>, ProtocolError> {
+        let resumed = from.map_or(Ok(()), |(said, state)| self.go_on(said, &state));
+        let ended = resumed.and_then(|()| self.converse());
         self.shared.set_draining(true);
+        self.stop_all();
+        let is_kept = matches!(ended, Ok(End::ToldTo)) && !self.shared.forgets_session();
+        let told = if is_kept { self.retell().zip(Some(self.device.save())) } else { None };
         self.reset();
         self.device.forget_choices();
         self.await_unpinned();
         self.shared.set_draining(false);
         self.shared.set_channel(None);
+        let client = self.connection.into_stream();
+        if let Some((said, state)) = told {
+            return Ok(Some(Kept { client, said, state }));
+        }
         // What was sent and not received is closed with it.
-        self.budget.records.leave(PeerFd::new(self.connection.into_stream().into_fd()));
-        ended
+        self.budget.records.leave(PeerFd::new(client.into_fd()));
+        ended.map(|_| None)
     }
 
-    fn converse(&mut self) -> Result<(), ProtocolError> {
+    fn converse(&mut self) -> Result<End, ProtocolError> {
         loop {
             self.await_limits()?;
-            let Some((request, message)) = self.connection.receive()? else { break };
+            let Some((request, message)) = self.connection.receive()? else {
+                return Ok(if self.connection.pause(Duration::ZERO)? { End::Left } else { End::ToldTo });
+            };
             let pause = self.budget.pace.take(request.cost(), Instant::now());
             // Without a pause, too: a client that has always sent the next message is not waited for anywhere else.
             if !self.connection.pause(pause)? {
-                break;
+                return Ok(End::Left);
             }
             let acknowledges = message.wants_ack && self.protocol_features & protocol_feature::REPLY_ACK != 0;
             match self.answer(request, &message) {
@@ -160,7 +179,6 @@ impl<'a> Session<'a> {
                 }
             }
         }
-        Ok(())
     }
 
     /// Starts the rings that are to run as soon as they need not wait for limits any more; whoever sends a message meanwhile
@@ -393,7 +411,7 @@ impl<'a> Session<'a> {
         if self.vrings.iter().any(Vring::is_running) {
             return invalid("an in-flight record for queues that run");
         }
-        match Inflight::map(fd, at.offset, at.size, config) {
+        match Inflight::map(&fd, at.offset, at.size, config) {
             Ok(inflight) => {
                 // QEMU hands its record over at every start.
                 if let Some(choices) = inflight.choices().filter(|_| !self.device.has_noted(&inflight)) {
@@ -401,6 +419,7 @@ impl<'a> Session<'a> {
                 }
                 self.device.note_choices(&inflight);
                 self.inflight = Some(inflight);
+                self.hand_over(|kept| kept.inflight = Some((at, fd)));
                 Ok(())
             }
             Err(e) => invalid(format!("in-flight record: {e}")),
@@ -588,15 +607,17 @@ impl<'a> Session<'a> {
         let mut memory = GuestMemory::under(self.shared.memory.clone()).logging(self.memory.log().cloned());
         self.memory = Arc::new(GuestMemory::empty());
         self.await_unpinned();
-        for (at, fd) in regions {
-            memory = with(&memory, at, fd)?;
+        for (at, fd) in &regions {
+            memory = with(&memory, *at, fd)?;
         }
+        self.hand_over(|kept| kept.regions = regions);
         self.change_memory(memory)
     }
 
     /// Nobody waits for what is in flight: what that points into stays where it is.
     fn add_memory(&mut self, at: RegionAt, fd: PeerFd) -> Result<(), ProtocolError> {
-        let more = with(&self.memory, at, fd)?;
+        let more = with(&self.memory, at, &fd)?;
+        self.hand_over(|kept| kept.regions.push((at, fd)));
         // A map that is pinned is so until its queues stop.
         if more.may_be_pinned() { self.change_memory(more) } else { self.extend_memory(more) }
     }
@@ -619,7 +640,11 @@ impl<'a> Session<'a> {
 
     fn remove_memory(&mut self, at: RegionAt) -> Result<(), ProtocolError> {
         match self.memory.without(at.guest_addr, at.size, at.user_addr) {
-            Ok(less) => self.change_memory(less),
+            Ok(less) => {
+                let is_it = |of: &RegionAt| (of.guest_addr, of.size) == (at.guest_addr, at.size);
+                self.hand_over(|kept| kept.regions.retain(|(of, _)| !is_it(of)));
+                self.change_memory(less)
+            }
             Err(e) => invalid(e.to_string()),
         }
     }
@@ -663,6 +688,14 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Why a conversation is over.
+enum End {
+    /// It was time to stop, and the client waits for no answer.
+    ToldTo,
+    /// Any other reason.
+    Left,
+}
+
 /// Whether a request has had its reply, or is only to be acknowledged.
 enum Answered {
     Replied,
@@ -673,7 +706,7 @@ fn config_offset(offset: u32) -> u64 {
     offset.checked_sub(OLD_CONFIG_OFFSET).unwrap_or(offset).into()
 }
 
-fn with(memory: &GuestMemory, at: RegionAt, fd: PeerFd) -> Result<GuestMemory, ProtocolError> {
+fn with(memory: &GuestMemory, at: RegionAt, fd: &PeerFd) -> Result<GuestMemory, ProtocolError> {
     if memory.regions() == MAX_MEMORY_SLOTS {
         return invalid(format!("more than {MAX_MEMORY_SLOTS} memory regions"));
     }

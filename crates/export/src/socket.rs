@@ -156,11 +156,16 @@ impl UnixSocket {
     pub fn accept(&self, log: &PeerLog) -> io::Result<Option<FromPeer>> {
         closer::await_room();
         match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(client) => admit(client.into(), &self.uids, log),
+            Ok(client) => self.admit(client.into(), log),
             // It has left again, or another process that shares the socket was faster.
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Lets a client in, or hangs up on it.
+    pub(crate) fn admit(&self, client: FromPeer, log: &PeerLog) -> io::Result<Option<FromPeer>> {
+        admit(client, &self.uids, log)
     }
 }
 

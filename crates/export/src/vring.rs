@@ -71,6 +71,11 @@ impl Vring {
         self.state != State::Stopped && self.enabled && self.addresses.is_some()
     }
 
+    /// Whether its front-end has enabled it.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
     pub(crate) fn size(&self) -> u16 {
         self.size
     }
@@ -174,6 +179,11 @@ impl Vring {
             self.state = State::Started;
         }
         runs
+    }
+
+    /// It has run in another daemon, and stopped where it was said to begin.
+    pub(crate) fn has_stopped(&mut self) {
+        self.has_run = self.base.is_some();
     }
 
     /// Its worker has stopped.

@@ -62,6 +62,11 @@ impl VringFds {
         mem::replace(&mut self.err, fd)
     }
 
+    /// Those for kicks, for calls and for errors.
+    pub(crate) fn into_parts(self) -> (Option<PeerFd>, Option<PeerFd>, Option<PeerFd>) {
+        (self.kick, self.call, self.err)
+    }
+
     /// Of all that there is the one that is signalled when the queue breaks.
     pub(crate) fn take_err(&mut self) -> Self {
         Self { err: self.err.take(), ..Self::default() }

@@ -20,7 +20,7 @@ use egret_export::QueueCounters;
 
 use super::teardowns::Waiter;
 use super::{Daemon, TornDown};
-use crate::process::Patience;
+use crate::process::{Patience, keep_session};
 
 /// What is to end.
 #[derive(Clone, PartialEq, Eq)]
@@ -116,7 +116,15 @@ impl Daemon {
         let counters: Vec<(String, Vec<Arc<QueueCounters>>)> = counters.collect();
         self.units.clear();
         for (id, export) in std::mem::take(&mut self.exports) {
-            ending.begin(Part::Client(TornDown::Export { id }), move || Ok(export.end()));
+            let of = id.clone();
+            let end = move || {
+                let (active, session) = export.end_and_keep();
+                if let Some(Err(e)) = session.as_deref().map(keep_session) {
+                    tracing::warn!("export '{of}': its client's session cannot be kept: {e}");
+                }
+                Ok(active)
+            };
+            ending.begin(Part::Client(TornDown::Export { id }), end);
         }
         for (what, thread) in self.teardowns.going() {
             let end = move || {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use egret_disk::{BlockLimits, Disk, Driver};
 use egret_event_loop::Nanos;
 use egret_export::{
-    Address, ErrorPolicy, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, NbdOptions, OnError,
+    Address, ErrorPolicy, Export, ExportConfig, Keeping, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, NbdOptions, OnError,
 };
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use egret_virtio::scsi::ScsiConfig;
@@ -198,7 +198,12 @@ impl Daemon {
         };
         let budget = self.memory.part(memory, "export", "its memory-max");
         let memory = MemoryRules { files: memory_files, budget: Some(budget), pin };
-        Ok(ExportConfig { id, address, access, memory, kickless, errors })
+        let keeping = match self.keeps_sessions {
+            true if self.kept.contains_key(&id) => Keeping::Kept,
+            true => Keeping::Keeps,
+            false => Keeping::Not,
+        };
+        Ok(ExportConfig { id, address, access, memory, kickless, errors, keeping })
     }
 
     /// The thread of exports that name none, which is an object like any other once it is there.

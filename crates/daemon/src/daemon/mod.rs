@@ -46,13 +46,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use egret_disk::{Active, Disk, Loss, ThrottleGroup};
-use egret_export::NbdServer;
+use egret_export::{KeptSession, NbdServer};
 use egret_polling::trace::Trace;
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{AddFd, Addr, FdAddr};
 use egret_vring::memory::{MemoryBudget, MemoryLimits};
 
-use crate::process::{Inherited, Patience};
+use crate::process::{Inherited, Patience, forget_sessions, keeps_sessions};
 use calls::{Calls, PATIENCE};
 pub use counter_registry::{CounterRegistry, IoThreadCounters, Time, Watched};
 pub use credentials::Credentials;
@@ -112,6 +112,9 @@ pub struct Daemon {
     credentials: Credentials,
     /// It outlives its exports.
     nbd_server: Option<NbdServer>,
+    /// Whether somebody keeps clients' sessions when this ends, and what was kept for it, by export.
+    keeps_sessions: bool,
+    kept: BTreeMap<String, KeptSession>,
 }
 
 /// Memory regions mapped for all exports together: half of the mappings that Linux lets a process have by default
@@ -158,6 +161,11 @@ impl Daemon {
                 None => Credentials::read(config)?,
             },
             nbd_server: None,
+            keeps_sessions: keeps_sessions(),
+            kept: KeptSession::gather(inherited.take_sessions())
+                .into_iter()
+                .map(|session| (session.export().to_owned(), session))
+                .collect(),
         };
         if let Some(server) = &config.nbd_server {
             new.nbd_server = Some(nbd::start(server, &new.credentials)?);
@@ -185,6 +193,26 @@ impl Daemon {
         new.nbd_server.iter().for_each(NbdServer::open);
         new.calls.limit(PATIENCE);
         Ok(new)
+    }
+
+    /// Has exports go on with the sessions that were kept for them, and only then with others: whoever starts next would find
+    /// these nowhere.
+    pub fn resume_sessions(&mut self) {
+        if !self.keeps_sessions {
+            return;
+        }
+        for (id, session) in std::mem::take(&mut self.kept) {
+            let taken = session.take();
+            match (self.exports.get_mut(&id), taken) {
+                (Some(export), Ok(kept)) => export.go_on_with(Some(kept)),
+                (Some(export), Err(e)) => {
+                    tracing::warn!("export '{id}': what was kept of its client's session cannot be had: {e}");
+                    export.go_on_with(None);
+                }
+                (None, _) => tracing::warn!("export '{id}' is not there any more, and its client is hung up on"),
+            }
+        }
+        forget_sessions();
     }
 
     /// Records how each I/O thread waits, from here on, and those that are yet to come from their beginning: the newest

@@ -9,6 +9,7 @@ use egret_vocabulary::nearest::hint;
 use egret_vocabulary::schema::{AddFd, Descriptor};
 use thiserror::Error;
 
+use super::manager::KEPT;
 use super::sys;
 use crate::daemon::Credentials;
 
@@ -24,6 +25,8 @@ pub struct Inherited {
     names: Vec<(String, RawFd)>,
     /// `None` is what somebody has taken.
     descriptors: BTreeMap<RawFd, Option<OwnedFd>>,
+    /// What a service manager has kept of clients' sessions.
+    sessions: Vec<OwnedFd>,
     /// Which of them are for sets.
     sets: Vec<AddFd>,
     /// Read before the process was confined.
@@ -70,7 +73,11 @@ impl Inherited {
                 new.descriptors.insert(FIRST + at, Some(socket));
             }
             let names = names.iter().flat_map(|names| names.split(':')).map(str::to_owned);
-            new.names = names.zip(new.descriptors.keys().copied()).collect();
+            let all: Vec<_> = names.zip(new.descriptors.keys().copied()).collect();
+            let (kept, names) = all.into_iter().partition(|(name, _)| name == KEPT);
+            new.names = names;
+            let take = |(_, number): (String, RawFd)| new.descriptors.remove(&number)?;
+            new.sessions = Vec::into_iter(kept).filter_map(take).collect();
         }
         for wanted in wanted {
             if let Descriptor::Number(number) = wanted
@@ -82,6 +89,11 @@ impl Inherited {
             }
         }
         Ok(new)
+    }
+
+    /// What a service manager has kept of clients' sessions.
+    pub(crate) fn take_sessions(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.sessions)
     }
 
     /// Says which of them are for sets, through which images are opened.
@@ -148,6 +160,7 @@ mod tests {
         let mut inherited = Inherited {
             names,
             descriptors: (FIRST..=6).map(|number| (number, descriptor())).collect(),
+            sessions: Vec::new(),
             sets: Vec::new(),
             credentials: None,
         };

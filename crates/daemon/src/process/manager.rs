@@ -2,10 +2,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::linux::net::SocketAddrExt as _;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr, sendto};
 
 /// How far the daemon is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +24,41 @@ pub enum Progress {
 pub fn notify_service_manager(progress: Progress) {
     let Some(place) = place() else { return };
     log(&place, notify(&place, progress));
+}
+
+/// What sockets are called that hold a client's session, where a service manager keeps them (sd_notify(3), `FDNAME`).
+pub(super) const KEPT: &str = "egret-session";
+
+/// Whether the service manager keeps descriptors for the next process (`$FDSTORE`, as in systemd.exec(5): since 254 systemd says
+/// so; for an older one the unit does).
+pub(crate) fn keeps_sessions() -> bool {
+    let most = std::env::var("FDSTORE").ok().and_then(|most| most.parse().ok());
+    most.is_some_and(|most: u32| most > 0) && place().is_some()
+}
+
+/// Has the service manager keep a client's session.
+///
+/// # Errors
+/// It cannot be told. If it has no room it says nothing, and the client is hung up on.
+pub(crate) fn keep_session(sockets: &[OwnedFd]) -> io::Result<()> {
+    let Some(place) = place() else { return Ok(()) };
+    let fds: Vec<_> = sockets.iter().map(OwnedFd::as_fd).collect();
+    // Nobody has their other ends, for which it would let go of them.
+    let text = format!("FDSTORE=1\nFDNAME={KEPT}\nFDPOLL=0\n");
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let parts = [io::IoSlice::new(text.as_bytes())];
+    Ok(sendmsg_addr(UnixDatagram::unbound()?, &address(&place)?, &parts, &mut control, SendFlags::NOSIGNAL).map(drop)?)
+}
+
+/// Has it let go of those that it has kept: they are empty.
+pub(crate) fn forget_sessions() {
+    let Some(place) = place() else { return };
+    let text = format!("FDSTOREREMOVE=1\nFDNAME={KEPT}\n");
+    log(&place, UnixDatagram::unbound().and_then(|socket| send(&socket, &place, &text)));
 }
 
 /// What tells the service manager that the daemon's I/O threads get on.
@@ -84,17 +122,23 @@ fn notify(place: &OsStr, progress: Progress) -> io::Result<()> {
 }
 
 fn send(socket: &UnixDatagram, place: &OsStr, text: &str) -> io::Result<()> {
-    let address = match place.as_bytes() {
+    Ok(sendto(socket, text.as_bytes(), SendFlags::NOSIGNAL, &address(place)?).map(drop)?)
+}
+
+fn address(place: &OsStr) -> io::Result<SocketAddrUnix> {
+    Ok(match place.as_bytes() {
         // An address without a file.
-        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
-        [b'/', ..] => SocketAddr::from_pathname(place)?,
+        [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
+        [b'/', ..] => SocketAddrUnix::new(place)?,
         _ => return Err(io::Error::other("it must be an absolute path, or begin with @")),
-    };
-    socket.send_to_addr(text.as_bytes(), &address).map(drop)
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::SocketAddr;
+
     use super::*;
 
     fn heard(socket: &UnixDatagram) -> String {

@@ -19,7 +19,7 @@ pub(crate) use abort::abort;
 pub use abort::abort_on_panic;
 pub use background::{BackgroundError, LaunchError, Launched, Readiness, Side, background};
 pub use inherited::{InheritError, Inherited};
-pub(crate) use manager::Heartbeat;
+pub(crate) use manager::{Heartbeat, forget_sessions, keep_session, keeps_sessions};
 pub use manager::{Progress, notify_service_manager};
 pub use output::Output;
 pub use patience::Patience;

@@ -1,4 +1,4 @@
-//! How long queues wait when they move, and when their disk is reopened, under load.
+//! How long queues wait when they move, when their disk is reopened, and when another daemon goes on with them, under load.
 //!
 //! `make bench-live`, or `cargo bench -p egret --bench live -- --help`. The daemon reports each pause, and the part
 //! of it that was draining requests in flight; the rest is Egret's. The client's own latencies stand beside them, of a
@@ -19,9 +19,10 @@ use egret_loadgen::machine::{self, Cores};
 use serde_json::{Value, json};
 
 use disk::Disk;
+use support::keeper::Keeper;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
-use support::server::{Options, Program, Server};
+use support::server::{Options, Server};
 
 /// How long the load is left alone between two changes.
 const BREATH: Duration = Duration::from_millis(5);
@@ -151,7 +152,8 @@ fn measure(cores: &Cores, subject: &Subject<'_>, depth: u16, length: Duration) {
         .iothread("io1", "")
         .export("e0", "d0", &socket, &format!("writable=on,num-queues={QUEUES},iothread=io0"))
         .monitor("m", &monitor);
-    let server = cores.on_the_servers(|| Server::start(&Program::egret(), &options));
+    let keeper = Keeper::new(&scratch);
+    let mut server = cores.on_the_servers(|| Server::start(&keeper.program(), &options));
     let mut qmp = Qmp::connect(&monitor);
     let rw = Rw { reads: true, writes: true, random: true };
     let cpus_allowed = cores.pair().map(|(client, _)| client).into_iter().collect();
@@ -178,6 +180,25 @@ fn measure(cores: &Cores, subject: &Subject<'_>, depth: u16, length: Duration) {
             latencies(&left_alone),
         );
     }
+    // Another daemon, as often as one can start.
+    let left_alone = run(&mut jobs, length, &mut || ());
+    let mut pauses = Vec::new();
+    let tally = run(&mut jobs, length, &mut || {
+        let begun = Instant::now();
+        server.end();
+        server = cores.on_the_servers(|| Server::start(&keeper.successor(), &options));
+        keeper.hears("READY=1");
+        pauses.push(begun.elapsed());
+    });
+    println!(
+        "| {} | {depth} | daemon restarted | {} | {} | | | {} | {} | {} |",
+        subject.name(),
+        pauses.len(),
+        spread(pauses.iter().copied()),
+        pauses.iter().filter(|pause| **pause >= GOAL).count(),
+        latencies(&tally),
+        latencies(&left_alone),
+    );
     drop(jobs);
     // One that is killed may hold its locks for a moment longer.
     server.terminate();

@@ -147,6 +147,7 @@ fn serve(
             return Err(error);
         }
     };
+    daemon.resume_sessions();
     let meter = CpuMeter::new(&daemon);
     let mut control = Control::new(daemon)?;
     control.announce_stalls_of(watchdog.stalls());

@@ -19,6 +19,7 @@
 //! | [`fate`] | system calls that fail, or never return |
 //! | [`calls`] | the system calls of a daemon's threads, against what they may do |
 //! | [`puppet`] | a thread of a daemon that does what a test wants |
+//! | [`keeper`] | a service manager that keeps descriptors from one daemon to the next |
 //! | [`survivor`] | a client that survives its daemon, and verifies what it reads |
 //! | [`small`] | a file system that fills up |
 //! | [`scratch`] | directories and images that vanish afterwards |
@@ -32,6 +33,7 @@ pub mod disk;
 pub mod fate;
 pub mod guest;
 pub mod http;
+pub mod keeper;
 pub mod nbd;
 pub mod nbd_client;
 pub mod neighbour;

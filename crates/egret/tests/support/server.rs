@@ -21,6 +21,8 @@ pub struct Program {
     ours: bool,
     fates: Vec<Fate>,
     variables: Vec<(&'static str, String)>,
+    /// What it is started with as its third descriptor.
+    given: Option<Arc<OwnedFd>>,
 }
 
 /// What says which egret is tested, if not the one of this build: the one that is released, for instance.
@@ -57,6 +59,12 @@ impl Program {
     pub fn with_env(mut self, name: &'static str, value: &str) -> Self {
         self.variables.push((name, value.to_owned()));
         self
+    }
+
+    /// The same, with a socket of this name, as systemd hands it over.
+    pub fn with_socket(self, name: &str, socket: OwnedFd) -> Self {
+        let handed_over = self.after(["sh", "-c", HAND_OVER]).with_env("LISTEN_FDNAMES", name);
+        Self { given: Some(Arc::new(socket)), ..handed_over }
     }
 
     /// The egret that is tested, whose files may not grow beyond a MiB or two, as the shell counts: it fails to write
@@ -105,6 +113,9 @@ impl Program {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        if let Some(socket) = &self.given {
+            command.stdin(socket.try_clone().expect("a descriptor"));
+        }
         self.fates.iter().for_each(|fate| fate.befall(&mut command));
         command
     }
@@ -197,10 +208,12 @@ fn joined(first: String, more: &str) -> String {
     if more.is_empty() { first } else { format!("{first},{more}") }
 }
 
-/// Egret, to be started with a socket of this name, as systemd hands it over: the shell's number is that of the program
-/// that it becomes.
+/// What is standard input becomes the third descriptor, as systemd hands it over: the shell's number is that of the program that
+/// it becomes.
+const HAND_OVER: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\"";
+
+/// Egret, to be started with a socket of this name, as systemd hands it over.
 pub fn activated(name: &str, socket: OwnedFd) -> Command {
-    const HAND_OVER: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");
     command.args(["-c", HAND_OVER, &binary()]);
     command.env("LISTEN_FDNAMES", name).stdin(socket).stdout(Stdio::null()).stderr(Stdio::piped());

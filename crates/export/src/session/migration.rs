@@ -19,10 +19,11 @@ use crate::vring::Vring;
 
 impl Session<'_> {
     pub(super) fn set_log(&mut self, at: LogAt, fd: PeerFd) -> Result<(), ProtocolError> {
-        match DirtyLog::map(fd, at.offset, at.size, &self.shared.memory) {
+        match DirtyLog::map(&fd, at.offset, at.size, &self.shared.memory) {
             Ok(log) => self.log = Some(Arc::new(log)),
             Err(e) => return invalid(format!("dirty log: {e}")),
         }
+        self.hand_over(|kept| kept.log = Some((at, fd)));
         self.update_logs()
     }
 

@@ -1,0 +1,124 @@
+//! A session that goes on in the next daemon: what that one is told of it, and how it goes on from there.
+
+use std::mem;
+use std::sync::Arc;
+
+use egret_vring::vhost_user::{NO_FD, VRING_LOG, request};
+
+use super::Session;
+use crate::kept::Said;
+use crate::peer_fd::PeerFd;
+use crate::protocol::{InflightAt, LogAt, RegionAt, Request, RingAt, parse};
+use crate::protocol_error::ProtocolError;
+use crate::vring::Vring;
+
+/// What the client has handed over, as it came: the next daemon cannot use what it was made into here.
+#[derive(Default)]
+pub(super) struct HandedOver {
+    pub(super) regions: Vec<(RegionAt, PeerFd)>,
+    pub(super) inflight: Option<(InflightAt, PeerFd)>,
+    pub(super) log: Option<(LogAt, PeerFd)>,
+}
+
+impl Session<'_> {
+    /// Notes what the client has handed over, if the next daemon is to have it.
+    pub(super) fn hand_over(&mut self, note: impl FnOnce(&mut HandedOver)) {
+        self.handed_over.as_mut().map(note);
+    }
+
+    /// What the client would have to say for another session to be as this one is. Its queues are at rest, and this is the end
+    /// of it. `None` if what was handed over is not there any more.
+    pub(super) fn retell(&mut self) -> Option<Vec<Said>> {
+        let HandedOver { regions, inflight, log } = self.handed_over.take()?;
+        let mut said = vec![longs(request::SET_PROTOCOL_FEATURES, &[self.protocol_features])];
+        // Of a client that has not come so far the device has not heard.
+        if self.features != 0 {
+            said.push(longs(request::SET_FEATURES, &[self.features]));
+        }
+        said.extend(self.shared.take_channel().map(|fd| longs(request::SET_BACKEND_REQ_FD, &[]).with(fd)));
+        for (RegionAt { guest_addr, size, user_addr, offset }, fd) in regions {
+            said.push(longs(request::ADD_MEM_REG, &[0, guest_addr, size, user_addr, offset]).with(fd));
+        }
+        said.extend(log.map(|(at, fd)| Said::new(request::SET_LOG_BASE, at.to_bytes()).with(fd)));
+        let inflight = inflight.filter(|_| self.inflight.is_some());
+        said.extend(inflight.map(|(at, fd)| Said::new(request::SET_INFLIGHT_FD, at.to_bytes(InflightAt::LONG)).with(fd)));
+        let mut kicks = Vec::new();
+        for (index, vring) in (0..).zip(&mut self.vrings) {
+            kicks.extend(retell_ring(index, vring, &mut said));
+        }
+        // No queue has it any more.
+        let log_fd = self.log_fd.take().and_then(Arc::into_inner);
+        said.extend(log_fd.map(|fd| longs(request::SET_LOG_FD, &[]).with(fd)));
+        said.append(&mut kicks);
+        Some(said)
+    }
+
+    /// Goes on where another session has stopped, of which this was [said](Self::retell), and whose device was in such a state.
+    pub(super) fn go_on(&mut self, said: Vec<Said>, state: &[u8]) -> Result<(), ProtocolError> {
+        let is_kick = |said: &Said| said.number == request::SET_VRING_KICK;
+        let (kicks, said): (Vec<_>, Vec<_>) = said.into_iter().partition(is_kick);
+        said.into_iter().try_for_each(|said| self.obey(said))?;
+        // As when the client comes back to another daemon: the guest hears of a power on.
+        if let Err(e) = self.device.load(state) {
+            self.shared.log().warn(format_args!("the device's state is not taken: {e}"));
+        }
+        if let Some(inflight) = &self.inflight {
+            self.device.note_choices(inflight);
+        }
+        self.vrings.iter_mut().for_each(Vring::has_stopped);
+        kicks.into_iter().try_for_each(|said| self.obey(said))
+    }
+
+    /// Does what the client asked for, and has had its answer to.
+    fn obey(&mut self, Said { number, body, fds }: Said) -> Result<(), ProtocolError> {
+        match parse(number, &body, fds)? {
+            Request::SetLogBase(at, fd) => self.set_log(at, fd),
+            told => self.answer(told, &number.into()).map(drop),
+        }
+    }
+}
+
+/// What there is to say of a ring at rest; returned is what starts it.
+fn retell_ring(index: u32, vring: &mut Vring, said: &mut Vec<Said>) -> Option<Said> {
+    if vring.size() > 0 {
+        said.push(words(request::SET_VRING_NUM, &[index, vring.size().into()]));
+    }
+    if let Some(RingAt { desc, used, avail }) = vring.addresses() {
+        let (flags, log) = vring.log().map_or((0, 0), |log| (VRING_LOG, log));
+        let mut body = words(request::SET_VRING_ADDR, &[index, flags]);
+        body.body.extend(longs(0, &[desc, used, avail, log]).body);
+        said.push(body);
+    }
+    if let Some(base) = vring.base() {
+        said.push(words(request::SET_VRING_BASE, &[index, base]));
+    }
+    said.push(words(request::SET_VRING_ENABLE, &[index, vring.is_enabled().into()]));
+    let is_started = vring.is_started();
+    let (kick, call, err) = mem::take(vring.fds()?).into_parts();
+    let signal = |number, fd: Option<PeerFd>| match fd {
+        Some(fd) => longs(number, &[index.into()]).with(fd),
+        None => longs(number, &[u64::from(index) | NO_FD]),
+    };
+    said.extend(call.map(|fd| signal(request::SET_VRING_CALL, Some(fd))));
+    said.extend(err.map(|fd| signal(request::SET_VRING_ERR, Some(fd))));
+    is_started.then(|| signal(request::SET_VRING_KICK, kick))
+}
+
+impl Said {
+    fn new(number: u32, body: Vec<u8>) -> Self {
+        Self { number, body, fds: Vec::new() }
+    }
+
+    fn with(mut self, fd: PeerFd) -> Self {
+        self.fds.push(fd);
+        self
+    }
+}
+
+fn longs(number: u32, longs: &[u64]) -> Said {
+    Said::new(number, longs.iter().flat_map(|long| long.to_ne_bytes()).collect())
+}
+
+fn words(number: u32, words: &[u32]) -> Said {
+    Said::new(number, words.iter().flat_map(|word| word.to_ne_bytes()).collect())
+}

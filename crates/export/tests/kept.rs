@@ -1,0 +1,227 @@
+//! A client's session that ends with one export and goes on with another, whose client neither connects again nor notices.
+
+#[path = "dirty_log/vm.rs"]
+mod vm;
+
+mod peer;
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use egret_disk::{Disk, Driver, Options};
+use egret_export::{Access, Address, Export, ExportConfig, Keeping, KeptSession};
+use egret_vring::memory::Region;
+use egret_vring::ring::{InflightConfig, Piece};
+
+use peer::*;
+use vm::*;
+
+const MIB: u64 = 1 << 20;
+const QUEUES: u16 = 2;
+/// What a request has for a header, and where.
+const HEADER: u64 = DATA;
+const BUFFER: u64 = DATA + 4096;
+const STATUS: u64 = DATA + 2 * 4096;
+
+/// An image that is there for as long as its exports.
+struct Image(tempfile::NamedTempFile, IoThread);
+
+impl Image {
+    fn new() -> Self {
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        file.as_file().set_len(MIB).unwrap();
+        Self(file, IoThread::start())
+    }
+
+    fn export(&self, config: ExportConfig) -> Export {
+        let file = Driver::File { filename: self.0.path().to_owned() };
+        let disk = Arc::new(Disk::open(&Options::new("disk", file)).unwrap());
+        Export::start(config, blk_config(MIB, QUEUES), disk, vec![self.1.0.clone()]).unwrap()
+    }
+
+    /// One whose client's session may be kept.
+    fn begin(&self) -> (UnixStream, Export) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (ours, self.export(ExportConfig { keeping: Keeping::Keeps, ..export_config(Address::Fd(theirs.into())) }))
+    }
+
+    /// One that waits for a session.
+    fn next(&self, dir: &tempfile::TempDir, access: Access) -> Export {
+        let address = Address::Path(dir.path().join("socket"));
+        self.export(ExportConfig { keeping: Keeping::Kept, access, ..export_config(address) })
+    }
+
+    /// Ends an export, and has another go on.
+    fn replace(&self, export: Export) -> Export {
+        let kept = end(export);
+        let mut next = self.next(&tempfile::tempdir().unwrap(), Access::default());
+        next.go_on_with(Some(kept.take().unwrap()));
+        next
+    }
+}
+
+/// What is kept of the session of an export's client.
+fn end(export: Export) -> KeptSession {
+    let (unwritten, sockets) = export.end_and_keep();
+    assert!(unwritten.is_empty());
+    let mut found = KeptSession::gather(sockets.expect("it is kept"));
+    assert_eq!((found.len(), found[0].export()), (1, "e0"));
+    found.remove(0)
+}
+
+impl Vm {
+    /// Makes a request available, of a sector's data or none.
+    fn request(&mut self, queue: u32, kind: u32, sector: u64) {
+        let header = [u64::from(kind).to_le_bytes(), sector.to_le_bytes()].concat();
+        self.write(HEADER, &header);
+        self.write(STATUS, &[0xff]);
+        let piece = |addr, len| Piece { addr, len };
+        let (header, data, status) = (piece(HEADER, 16), piece(BUFFER, 512), piece(STATUS, 1));
+        match kind {
+            0 => self.add(queue, &[header], &[data, status]),
+            _ => self.add(queue, &[header, data], &[status]),
+        }
+        self.publish();
+    }
+
+    fn ends_well(&mut self, queue: u32) {
+        self.reap(queue, 1);
+        let mut status = [0xff];
+        assert!(self.memory.read(STATUS, &mut status));
+        assert_eq!(status, [0]);
+    }
+
+    /// A sector of a disk, as a queue reads it.
+    fn reads(&mut self, queue: u32, sector: u64) -> u8 {
+        self.write(BUFFER, &[0xee; 512]);
+        self.request(queue, 0, sector);
+        self.ends_well(queue);
+        let mut data = [0];
+        assert!(self.memory.read(BUFFER, &mut data));
+        data[0]
+    }
+}
+
+#[test]
+fn a_session_goes_on_with_its_rings_memory_record_and_log_and_its_client_is_not_told() {
+    for shape in Rings::all() {
+        for has_record in [false, true] {
+            let image = Image::new();
+            let (ours, mut export) = image.begin();
+            let config = InflightConfig { queues: QUEUES, queue_size: 1024, packed: shape.packed };
+            let record = Region::anonymous(0, config.bytes()).unwrap();
+            let mut vm = Vm::boot_recorded(ours, shape, has_record.then_some(&record));
+            for turn in 0..5_u8 {
+                // Twice round a ring of 16 that is packed, where nothing of it tells where it is.
+                for sector in 0..u64::from(turn) * 3 {
+                    vm.write(BUFFER, &[turn; 512]);
+                    vm.request(0, 1, sector);
+                    vm.ends_well(0);
+                }
+                let kept = end(export);
+                // A kick for whoever comes.
+                vm.write(BUFFER, &[100 + turn; 512]);
+                vm.request(1, 1, 100);
+                export = image.next(&tempfile::tempdir().unwrap(), Access::default());
+                export.go_on_with(Some(kept.take().unwrap()));
+                vm.ends_well(1);
+                assert_eq!([vm.reads(0, 100), vm.reads(1, 100)], [100 + turn; 2], "{shape:?}");
+                assert_eq!(vm.peer.ask_u64(GET_QUEUE_NUM), QUEUES.into());
+            }
+            vm.start_logging();
+            let export = image.replace(export);
+            vm.clear_log();
+            vm.reads(0, 100);
+            vm.sync();
+            assert!(read_log(&vm.log).is_superset(&pages(BUFFER..BUFFER + 512)), "{shape:?}");
+            vm.stop_logging();
+            // What was said of rings is known: they stop, and go on where they were.
+            vm.stop();
+            (0..vm.queues()).for_each(|index| vm.start_again(index));
+            assert_eq!(vm.reads(1, 100), 104);
+            drop(export);
+            assert_eq!(vm.peer.0.read(&mut [0]).unwrap(), 0, "one that nobody keeps is over");
+        }
+    }
+}
+
+#[test]
+fn what_a_driver_chose_and_how_its_client_is_told_of_news_outlive_the_export() {
+    const CONFIG_WCE: u32 = 32;
+    let image = Image::new();
+    let (ours, export) = image.begin();
+    let mut peer = Peer(ours);
+    peer.agree();
+    let (mut heard, channel) = UnixStream::pair().unwrap();
+    peer.say(SET_BACKEND_REQ_FD, 0, &[], &[channel.as_fd()]);
+    drop(channel);
+    assert_eq!(peer.order(SET_CONFIG, &[words(&[CONFIG_WCE, 1, 0]), vec![0]].concat()), Some(0));
+    let next = image.replace(export);
+    let told = peer.ask(GET_CONFIG, &[words(&[CONFIG_WCE, 1, 0]), vec![0]].concat()).unwrap();
+    assert_eq!(told.last(), Some(&0), "its write cache is off still");
+    assert!(next.resize(2 * MIB), "there is somebody to tell");
+    heard.read_exact(&mut [0; 12]).unwrap();
+}
+
+#[test]
+fn nobody_is_let_in_before_a_session_that_was_kept_goes_on_or_is_given_up() {
+    for goes_on in [true, false] {
+        let image = Image::new();
+        let (ours, export) = image.begin();
+        let mut first = Peer(ours);
+        first.agree();
+        let kept = end(export);
+        let dir = tempfile::tempdir().unwrap();
+        let mut next = image.next(&dir, Access::default());
+        let mut second = Peer(UnixStream::connect(dir.path().join("socket")).unwrap());
+        second.say(GET_QUEUE_NUM, 0, &[], &[]);
+        next.go_on_with(goes_on.then(|| kept.take().unwrap()));
+        if goes_on {
+            assert_eq!(first.ask_u64(GET_QUEUE_NUM), QUEUES.into());
+            second.0.set_nonblocking(true).unwrap();
+            assert!(second.hear().is_none(), "it waits for the first to leave");
+            second.0.set_nonblocking(false).unwrap();
+            drop(first);
+        }
+        assert_eq!(second.hear(), Some(longs(&[QUEUES.into()])));
+    }
+}
+
+#[test]
+fn a_session_is_kept_between_two_messages_and_of_an_export_that_is_not_deleted() {
+    let image = Image::new();
+    // In the middle of a message.
+    let (ours, export) = image.begin();
+    let mut peer = Peer(ours);
+    peer.agree();
+    peer.0.write_all(&words(&[GET_FEATURES])).unwrap();
+    assert!(export.end_and_keep().1.is_none());
+    // Of one that is deleted.
+    let (ours, export) = image.begin();
+    let mut peer = Peer(ours);
+    peer.agree();
+    assert!(!export.ends_at_once());
+    assert!(export.end_and_keep().1.is_none());
+    assert_eq!(peer.0.read(&mut [0]).unwrap(), 0);
+    // Where nobody keeps any.
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let export = image.export(export_config(Address::Fd(theirs.into())));
+    Peer(ours).agree();
+    assert!(export.end_and_keep().1.is_none());
+}
+
+#[test]
+fn a_client_that_another_daemon_has_let_in_is_hung_up_on_by_one_that_does_not_know_its_user() {
+    let image = Image::new();
+    let (ours, export) = image.begin();
+    let mut peer = Peer(ours);
+    peer.agree();
+    let kept = end(export);
+    let ours = rustix::process::geteuid().as_raw();
+    let dir = tempfile::tempdir().unwrap();
+    let mut next = image.next(&dir, Access { uids: vec![ours + 1], ..Access::default() });
+    next.go_on_with(Some(kept.take().unwrap()));
+    assert_eq!(peer.0.read(&mut [0]).unwrap(), 0);
+}
