@@ -351,22 +351,23 @@ pub const RULES: &[Rule] = &[
         "messages with descriptors, and where none are wanted; clients over NBD; replies of NBD servers"
     ),
     by!(SYS_socketpair, &[Session], "a session that is kept for the next daemon", 0, libc::AF_UNIX),
-    call!(SYS_sendmsg, &[Session, Io], "messages with descriptors; clients over NBD; requests to NBD servers"),
-    // With MSG_FASTOPEN it would connect as well, to any port: Landlock is not asked.
     call!(
         SYS_sendmsg,
-        &[Control],
-        "sessions that a service manager keeps",
-        "no MSG_FASTOPEN",
-        without(2, libc::MSG_FASTOPEN)
+        &[Session, Control, Io],
+        "messages with descriptors; sessions that are kept; clients over NBD; requests to NBD servers"
     ),
+    // With MSG_FASTOPEN it would connect as well, to any port: Landlock is not asked.
     call!(SYS_sendmsg, &[Connector], "an NBD server's handshake", "no MSG_FASTOPEN", without(2, libc::MSG_FASTOPEN)),
     option!(SYS_getsockopt, &[Session, Metrics, Control], "who a client is", SOL_SOCKET, SO_PEERCRED),
     call!(SYS_statx, &[Session, Watchdog, Control], "what an image is, or a socket; how long a file is"),
     by!(SYS_ioctl, &[Session], "a peer that does not read", 1, libc::TIOCOUTQ),
     call!(SYS_fstat, &[Session], "what a peer's memory is"),
     call!(SYS_fadvise64, &[Session], "an image that others have written to"),
-    call!(SYS_memfd_create, &[Session], "the record of requests in flight, the state of a device, a session that is kept"),
+    call!(
+        SYS_memfd_create,
+        &[Session],
+        "the record of requests in flight, the state of a device, a session that is kept"
+    ),
     call!(
         SYS_ftruncate,
         &[Session, Control, Reservations],

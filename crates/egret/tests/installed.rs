@@ -100,7 +100,9 @@ fn what_is_installed_is_complete_and_its_units_start_the_program_where_it_is() {
     make.args(["-c", "umask 077; exec make install \"$@\"", "sh"]);
     make.arg(format!("EGRET={}", program(&scratch).display())).arg(format!("PREFIX={}", prefix.display()));
     succeeds(make);
-    for file in ["share/man/man1/egret.1", "share/fish/vendor_completions.d/egret.fish", "lib/systemd/system/egret.service"] {
+    for file in
+        ["share/man/man1/egret.1", "share/fish/vendor_completions.d/egret.fish", "lib/systemd/system/egret.service"]
+    {
         let mode = fs::metadata(prefix.join(file)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o644, "{file}");
     }

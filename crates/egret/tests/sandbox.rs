@@ -344,6 +344,7 @@ fn every_rule_is_needed_and_none_is_missing() {
     let scratch = Scratch::new();
     let record = scratch.path("calls");
     let manager = UnixDatagram::bind(scratch.path("notify")).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
     let heard = std::thread::spawn(move || {
         let mut text = [0; 256];
         while !text.starts_with(b"FDSTORE=") {

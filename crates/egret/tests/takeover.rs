@@ -88,6 +88,7 @@ fn a_client_goes_on_with_each_daemon_that_a_service_manager_starts_and_need_not_
         };
         let mut client = Client::new(packed);
         let mut server = Server::start(&keeper.program(), &options(&image));
+        keeper.hears("READY=1");
         client.connect(&socket);
         for _ in 0..3 {
             client.load(300);
@@ -105,8 +106,10 @@ fn a_client_goes_on_with_each_daemon_that_a_service_manager_starts_and_need_not_
         client.wire = None;
         assert_eq!(server.terminate().code(), Some(0));
         assert_holds_what_was_written(&image, &client, "kept");
+        keeper.hears("STOPPING=1");
         // Where nothing is kept a client is hung up on.
         let server = Server::start(&keeper.program().with_env("FDSTORE", "0"), &options(&image));
+        keeper.hears("READY=1");
         client.connect(&socket);
         assert_eq!(server.terminate().code(), Some(0));
         assert!(client.wire.as_mut().unwrap().ask(GET_FEATURES, &[]).is_err());

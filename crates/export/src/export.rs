@@ -18,7 +18,7 @@ use egret_vring::memory::MemoryRules;
 
 use crate::budget::ClientBudget;
 use crate::errors::{ErrorHandling, ErrorPolicy};
-use crate::kept::{Kept, KeptSession};
+use crate::kept::Kept;
 use crate::listener::{Address, ListenError, Listener};
 use crate::moves::PATIENCE;
 use crate::nbd::Offer;
@@ -189,11 +189,15 @@ impl Export {
         Self { shared, device, stop, thread: Some(thread), resumes: None }
     }
 
-    /// Goes on with a session that was [kept](Keeping::Kept); if that is not to be had, the next client is let in.
-    pub fn go_on_with(&mut self, session: Option<Kept>) {
-        if let Some((resumes, session)) = self.resumes.take().zip(session) {
-            // It is there for as long as it waits.
-            let _ = resumes.send(session);
+    /// Goes on with a session that was [kept](Keeping::Kept); if that is not to be had, the next client is let in. Returned is one
+    /// that this export is not for.
+    #[must_use]
+    pub fn go_on_with(&mut self, session: Option<Kept>) -> Option<Kept> {
+        let resumes = self.resumes.take();
+        let session = session?;
+        match resumes {
+            Some(resumes) => resumes.send(session).err().map(|refused| refused.0),
+            None => Some(session),
         }
     }
 
@@ -286,7 +290,7 @@ impl Export {
         self.end_and_keep().0
     }
 
-    /// As [`end`](Self::end), and returns what [is to be kept](KeptSession::gather) of the client's session, if it may be.
+    /// As [`end`](Self::end), and returns what [is to be kept](crate::KeptSession::gather) of the client's session, if it may be.
     #[must_use]
     pub fn end_and_keep(mut self) -> (Vec<Active>, Option<Vec<OwnedFd>>) {
         let kept = self.join();
@@ -344,11 +348,13 @@ fn serve(
         let arrived = match client.take() {
             None => listener.accept(log, stop.as_fd()),
             Some(client) => match listener.readmit(client, log) {
-                Ok(None) => {
+                Ok(Some(client)) => Ok(Some(client)),
+                refused => {
+                    // It is nobody else's.
                     from = None;
-                    continue;
+                    let Err(e) = refused else { continue };
+                    Err(e)
                 }
-                admitted => admitted,
             },
         };
         match arrived {

@@ -139,7 +139,7 @@ impl<'a> Session<'a> {
         let ended = resumed.and_then(|()| self.converse());
         self.shared.set_draining(true);
         self.stop_all();
-        let is_kept = matches!(ended, Ok(End::ToldTo)) && !self.shared.forgets_session();
+        let is_kept = matches!(ended, Ok(End::ToldTo)) && self.may_go_on();
         let told = if is_kept { self.retell().zip(Some(self.device.save())) } else { None };
         self.reset();
         self.device.forget_choices();
@@ -162,10 +162,9 @@ impl<'a> Session<'a> {
                 return Ok(if self.connection.pause(Duration::ZERO)? { End::Left } else { End::ToldTo });
             };
             let pause = self.budget.pace.take(request.cost(), Instant::now());
-            // Without a pause, too: a client that has always sent the next message is not waited for anywhere else.
-            if !self.connection.pause(pause)? {
-                return Ok(End::Left);
-            }
+            // Without a pause, too: a client that has always sent the next message is not waited for anywhere else. This one is
+            // answered: who goes on with the session does not have it any more.
+            let is_last = !self.connection.pause(pause)?;
             let acknowledges = message.wants_ack && self.protocol_features & protocol_feature::REPLY_ACK != 0;
             match self.answer(request, &message) {
                 Ok(Answered::Replied) => {}
@@ -177,6 +176,9 @@ impl<'a> Session<'a> {
                     }
                     return Err(e);
                 }
+            }
+            if is_last {
+                return Ok(End::ToldTo);
             }
         }
     }

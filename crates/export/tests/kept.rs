@@ -1,5 +1,6 @@
 //! A client's session that ends with one export and goes on with another, whose client neither connects again nor notices.
 
+#[allow(dead_code, reason = "another test uses the rest of it")]
 #[path = "dirty_log/vm.rs"]
 mod vm;
 
@@ -57,9 +58,17 @@ impl Image {
     fn replace(&self, export: Export) -> Export {
         let kept = end(export);
         let mut next = self.next(&tempfile::tempdir().unwrap(), Access::default());
-        next.go_on_with(Some(kept.take().unwrap()));
+        assert!(next.go_on_with(Some(kept.take().unwrap())).is_none());
         next
     }
+}
+
+/// A front-end that has agreed, and was heard.
+fn agreed(stream: UnixStream) -> Peer {
+    let mut peer = Peer(stream);
+    peer.agree();
+    assert_eq!(peer.ask_u64(GET_QUEUE_NUM), QUEUES.into());
+    peer
 }
 
 /// What is kept of the session of an export's client.
@@ -125,7 +134,7 @@ fn a_session_goes_on_with_its_rings_memory_record_and_log_and_its_client_is_not_
                 vm.write(BUFFER, &[100 + turn; 512]);
                 vm.request(1, 1, 100);
                 export = image.next(&tempfile::tempdir().unwrap(), Access::default());
-                export.go_on_with(Some(kept.take().unwrap()));
+                assert!(export.go_on_with(Some(kept.take().unwrap())).is_none());
                 vm.ends_well(1);
                 assert_eq!([vm.reads(0, 100), vm.reads(1, 100)], [100 + turn; 2], "{shape:?}");
                 assert_eq!(vm.peer.ask_u64(GET_QUEUE_NUM), QUEUES.into());
@@ -152,8 +161,7 @@ fn what_a_driver_chose_and_how_its_client_is_told_of_news_outlive_the_export() {
     const CONFIG_WCE: u32 = 32;
     let image = Image::new();
     let (ours, export) = image.begin();
-    let mut peer = Peer(ours);
-    peer.agree();
+    let mut peer = agreed(ours);
     let (mut heard, channel) = UnixStream::pair().unwrap();
     peer.say(SET_BACKEND_REQ_FD, 0, &[], &[channel.as_fd()]);
     drop(channel);
@@ -170,14 +178,13 @@ fn nobody_is_let_in_before_a_session_that_was_kept_goes_on_or_is_given_up() {
     for goes_on in [true, false] {
         let image = Image::new();
         let (ours, export) = image.begin();
-        let mut first = Peer(ours);
-        first.agree();
+        let mut first = agreed(ours);
         let kept = end(export);
         let dir = tempfile::tempdir().unwrap();
         let mut next = image.next(&dir, Access::default());
         let mut second = Peer(UnixStream::connect(dir.path().join("socket")).unwrap());
         second.say(GET_QUEUE_NUM, 0, &[], &[]);
-        next.go_on_with(goes_on.then(|| kept.take().unwrap()));
+        assert!(next.go_on_with(goes_on.then(|| kept.take().unwrap())).is_none());
         if goes_on {
             assert_eq!(first.ask_u64(GET_QUEUE_NUM), QUEUES.into());
             second.0.set_nonblocking(true).unwrap();
@@ -193,22 +200,23 @@ fn nobody_is_let_in_before_a_session_that_was_kept_goes_on_or_is_given_up() {
 fn a_session_is_kept_between_two_messages_and_of_an_export_that_is_not_deleted() {
     let image = Image::new();
     // In the middle of a message.
-    let (ours, export) = image.begin();
-    let mut peer = Peer(ours);
-    peer.agree();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let unread = theirs.try_clone().unwrap();
+    let export = image.export(ExportConfig { keeping: Keeping::Keeps, ..export_config(Address::Fd(theirs.into())) });
+    let mut peer = agreed(ours);
     peer.0.write_all(&words(&[GET_FEATURES])).unwrap();
+    await_that("half a message to be read", || rustix::io::ioctl_fionread(&unread).unwrap() == 0);
     assert!(export.end_and_keep().1.is_none());
     // Of one that is deleted.
     let (ours, export) = image.begin();
-    let mut peer = Peer(ours);
-    peer.agree();
+    let mut peer = agreed(ours);
     assert!(!export.ends_at_once());
     assert!(export.end_and_keep().1.is_none());
     assert_eq!(peer.0.read(&mut [0]).unwrap(), 0);
     // Where nobody keeps any.
     let (ours, theirs) = UnixStream::pair().unwrap();
     let export = image.export(export_config(Address::Fd(theirs.into())));
-    Peer(ours).agree();
+    let _peer = agreed(ours);
     assert!(export.end_and_keep().1.is_none());
 }
 
@@ -216,12 +224,39 @@ fn a_session_is_kept_between_two_messages_and_of_an_export_that_is_not_deleted()
 fn a_client_that_another_daemon_has_let_in_is_hung_up_on_by_one_that_does_not_know_its_user() {
     let image = Image::new();
     let (ours, export) = image.begin();
-    let mut peer = Peer(ours);
-    peer.agree();
+    let mut peer = agreed(ours);
     let kept = end(export);
     let ours = rustix::process::geteuid().as_raw();
     let dir = tempfile::tempdir().unwrap();
     let mut next = image.next(&dir, Access { uids: vec![ours + 1], ..Access::default() });
-    next.go_on_with(Some(kept.take().unwrap()));
+    assert!(next.go_on_with(Some(kept.take().unwrap())).is_none());
     assert_eq!(peer.0.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_message_that_comes_as_the_export_ends_is_answered_once_by_one_or_by_the_next() {
+    let image = Image::new();
+    let (ours, mut export) = image.begin();
+    let mut peer = agreed(ours);
+    for _ in 0..50 {
+        peer.say(GET_QUEUE_NUM, 0, &[], &[]);
+        export = image.replace(export);
+        assert_eq!(peer.hear(), Some(longs(&[QUEUES.into()])));
+    }
+    peer.0.set_nonblocking(true).unwrap();
+    assert!(peer.hear().is_none());
+}
+
+#[test]
+fn what_is_left_of_rings_of_the_other_layout_does_not_keep_a_session_from_going_on() {
+    let image = Image::new();
+    let (ours, export) = image.begin();
+    let mut peer = agreed(ours);
+    let features = peer.ask_u64(GET_FEATURES);
+    peer.say(SET_FEATURES, 0, &features.to_ne_bytes(), &[]);
+    peer.say(SET_VRING_NUM, 0, &words(&[1, 100]), &[]);
+    assert_eq!(peer.order(SET_VRING_BASE, &words(&[1, 0x8005_8005])), Some(0));
+    peer.say(SET_FEATURES, 0, &(features & !RING_PACKED).to_ne_bytes(), &[]);
+    let _next = image.replace(export);
+    assert_eq!(peer.ask_u64(GET_QUEUE_NUM), QUEUES.into());
 }

@@ -198,18 +198,22 @@ impl Daemon {
     /// Has exports go on with the sessions that were kept for them, and only then with others: whoever starts next would find
     /// these nowhere.
     pub fn resume_sessions(&mut self) {
-        if !self.keeps_sessions {
+        if !self.keeps_sessions && self.kept.is_empty() {
             return;
         }
         for (id, session) in std::mem::take(&mut self.kept) {
             let taken = session.take();
-            match (self.exports.get_mut(&id), taken) {
-                (Some(export), Ok(kept)) => export.go_on_with(Some(kept)),
-                (Some(export), Err(e)) => {
-                    tracing::warn!("export '{id}': what was kept of its client's session cannot be had: {e}");
-                    export.go_on_with(None);
-                }
-                (None, _) => tracing::warn!("export '{id}' is not there any more, and its client is hung up on"),
+            if let Err(e) = &taken {
+                tracing::warn!("export '{id}': what was kept of its client's session cannot be had: {e}");
+            }
+            let left = match self.exports.get_mut(&id) {
+                Some(export) => export.go_on_with(taken.ok()),
+                None => taken.ok(),
+            };
+            if let Some(left) = left {
+                tracing::warn!("export '{id}' is not for the client whose session was kept, who is hung up on");
+                // How long it takes to close what a client has handed over is for the client to say.
+                let _ = std::thread::Builder::new().name("peer-close".to_owned()).spawn(move || drop(left));
             }
         }
         forget_sessions();

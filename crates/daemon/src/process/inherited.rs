@@ -76,7 +76,7 @@ impl Inherited {
             let all: Vec<_> = names.zip(new.descriptors.keys().copied()).collect();
             let (kept, names) = all.into_iter().partition(|(name, _)| name == KEPT);
             new.names = names;
-            let take = |(_, number): (String, RawFd)| new.descriptors.remove(&number)?;
+            let take = |(_, number): (String, RawFd)| new.descriptors.get_mut(&number)?.take();
             new.sessions = Vec::into_iter(kept).filter_map(take).collect();
         }
         for wanted in wanted {

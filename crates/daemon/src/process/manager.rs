@@ -51,7 +51,8 @@ pub(crate) fn keep_session(sockets: &[OwnedFd]) -> io::Result<()> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let parts = [io::IoSlice::new(text.as_bytes())];
-    Ok(sendmsg_addr(UnixDatagram::unbound()?, &address(&place)?, &parts, &mut control, SendFlags::NOSIGNAL).map(drop)?)
+    Ok(sendmsg_addr(UnixDatagram::unbound()?, &address(&place)?, &parts, &mut control, SendFlags::NOSIGNAL)
+        .map(drop)?)
 }
 
 /// Has it let go of those that it has kept: they are empty.

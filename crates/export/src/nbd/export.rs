@@ -155,6 +155,8 @@ impl Export {
             // Nobody comes any more, and those who are here go.
             drop(listed);
             drop(lanes);
+            // Who had connected connects again.
+            None
         });
         Ok(Self::running(shared, DeviceType::Nbd(offer), stop, thread.map_err(system)?))
     }

@@ -26,6 +26,13 @@ impl Session<'_> {
         self.handed_over.as_mut().map(note);
     }
 
+    /// Whether another daemon can go on with it. Functions whose commands nobody would do any more are answered when their queue
+    /// stops, and one that goes on would do these.
+    pub(super) fn may_go_on(&self) -> bool {
+        let gives_up = self.inflight.is_none() || self.memory.log().is_some();
+        !self.shared.forgets_session() && (self.device.diskless_queues() == 0 || !gives_up)
+    }
+
     /// What the client would have to say for another session to be as this one is. Its queues are at rest, and this is the end
     /// of it. `None` if what was handed over is not there any more.
     pub(super) fn retell(&mut self) -> Option<Vec<Said>> {
@@ -41,10 +48,13 @@ impl Session<'_> {
         }
         said.extend(log.map(|(at, fd)| Said::new(request::SET_LOG_BASE, at.to_bytes()).with(fd)));
         let inflight = inflight.filter(|_| self.inflight.is_some());
-        said.extend(inflight.map(|(at, fd)| Said::new(request::SET_INFLIGHT_FD, at.to_bytes(InflightAt::LONG)).with(fd)));
+        said.extend(
+            inflight.map(|(at, fd)| Said::new(request::SET_INFLIGHT_FD, at.to_bytes(InflightAt::LONG)).with(fd)),
+        );
         let mut kicks = Vec::new();
+        let is_packed = self.is_packed();
         for (index, vring) in (0..).zip(&mut self.vrings) {
-            kicks.extend(retell_ring(index, vring, &mut said));
+            kicks.extend(retell_ring(index, vring, is_packed, &mut said));
         }
         // No queue has it any more.
         let log_fd = self.log_fd.take().and_then(Arc::into_inner);
@@ -65,8 +75,12 @@ impl Session<'_> {
         if let Some(inflight) = &self.inflight {
             self.device.note_choices(inflight);
         }
-        self.vrings.iter_mut().for_each(Vring::has_stopped);
-        kicks.into_iter().try_for_each(|said| self.obey(said))
+        // Those without disks come last: functions must find the commands that lie in the other rings.
+        kicks.into_iter().rev().try_for_each(|said| {
+            let index = said.body.first().copied().unwrap_or_default();
+            self.vring(index.into())?.has_stopped();
+            self.obey(said)
+        })
     }
 
     /// Does what the client asked for, and has had its answer to.
@@ -79,8 +93,9 @@ impl Session<'_> {
 }
 
 /// What there is to say of a ring at rest; returned is what starts it.
-fn retell_ring(index: u32, vring: &mut Vring, said: &mut Vec<Said>) -> Option<Said> {
-    if vring.size() > 0 {
+fn retell_ring(index: u32, vring: &mut Vring, is_packed: bool, said: &mut Vec<Said>) -> Option<Said> {
+    // What is left of a ring of the other layout would be refused, and who starts the ring says it anew.
+    if vring.size() > 0 && (is_packed || vring.size().is_power_of_two()) {
         said.push(words(request::SET_VRING_NUM, &[index, vring.size().into()]));
     }
     if let Some(RingAt { desc, used, avail }) = vring.addresses() {
@@ -89,7 +104,7 @@ fn retell_ring(index: u32, vring: &mut Vring, said: &mut Vec<Said>) -> Option<Sa
         body.body.extend(longs(0, &[desc, used, avail, log]).body);
         said.push(body);
     }
-    if let Some(base) = vring.base() {
+    if let Some(base) = vring.base().filter(|base| is_packed || *base <= u32::from(u16::MAX)) {
         said.push(words(request::SET_VRING_BASE, &[index, base]));
     }
     said.push(words(request::SET_VRING_ENABLE, &[index, vring.is_enabled().into()]));
