@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Address, ErrorPolicy, Export, ExportConfig, ExportError, LogicalUnit, LunConfig, OnError};
+use egret_export::{Address, ErrorPolicy, Export, ExportConfig, ExportError, Keeping, LogicalUnit, LunConfig, OnError};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
 use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
@@ -290,9 +290,24 @@ pub fn listening_on(io: &[&IoThread], num_queues: u16, disk: Arc<Disk>) -> (Unix
 
 /// With that done about errors.
 pub fn listening_with(on: OnError, io: &[&IoThread], num_queues: u16, disk: Arc<Disk>) -> (UnixStream, Export) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
     let errors = ErrorPolicy { rerror: on, werror: on, timeout: None };
-    let config = ExportConfig { errors, ..export_config(Address::Fd(theirs.into())) };
+    let config = |address| ExportConfig { errors, ..export_config(address) };
+    listening_as(config, io, num_queues, disk)
+}
+
+/// Of a session that is kept when it ends, or was.
+pub fn listening_and(keeping: Keeping, io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
+    listening_as(|address| ExportConfig { keeping, ..export_config(address) }, &[io], 1, disk)
+}
+
+fn listening_as(
+    config: impl FnOnce(Address) -> ExportConfig,
+    io: &[&IoThread],
+    num_queues: u16,
+    disk: Arc<Disk>,
+) -> (UnixStream, Export) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let config = config(Address::Fd(theirs.into()));
     let (device, luns) = (ScsiConfig { num_queues, queue_size: 128 }, vec![(FIRST, unit("first"), disk)]);
     let loops = io.iter().map(|io| io.0.clone()).collect();
     (ours, Export::start_scsi(config, device, luns, loops).unwrap())

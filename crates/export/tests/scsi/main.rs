@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Export, ExportError, OpStats, QueueStats};
+use egret_export::{Export, ExportError, Keeping, KeptSession, OpStats, QueueStats};
 use egret_virtio::RequestType;
 use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
@@ -168,6 +168,38 @@ fn a_function_that_was_sent_while_no_daemon_was_there_comes_after_the_commands_t
         machine.start_rings_and_enable_them_then();
         await_aborted(&mut machine, &export, &gate);
     }
+}
+
+#[test]
+fn a_function_that_was_sent_while_a_session_was_kept_comes_after_the_command_that_was_sent_with_it() {
+    let io = IoThread::start();
+    let gate = Gate::new();
+    let (stream, export) = listening_and(Keeping::Keeps, &io, disk(Nanos::ZERO));
+    let mut machine = Machine::new(stream, Layout::Split);
+    let record = InflightConfig { queues: 3, queue_size: 16, packed: false };
+    let record = Region::anonymous(0, record.bytes()).unwrap();
+    machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
+    machine.start_rings();
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    let kept = KeptSession::gather(export.end_and_keep().1.unwrap()).remove(0);
+    machine.send(FIRST, &READ, 4096);
+    machine.manage(ABORT_TASK);
+    let (_, mut next) = listening_and(Keeping::Kept, &io, gate.disk());
+    assert!(next.go_on_with(Some(kept.take().unwrap())).is_none());
+    await_waiting(&mut machine, &next);
+    gate.open();
+    assert_eq!(machine.managed(), 0);
+    assert!(machine.rings[REQUESTS as usize].driver.has_used(), "its command comes first");
+    // Nor is it told of another power on: its unit has gone on as it was.
+    assert_eq!(machine.answer().0, 2, "it is aborted");
+}
+
+#[test]
+fn a_session_whose_functions_may_be_answered_without_their_commands_is_not_kept() {
+    let io = IoThread::start();
+    let (stream, export) = listening_and(Keeping::Keeps, &io, disk(Nanos::ZERO));
+    let _machine = Machine::boot(stream, Layout::Split);
+    assert!(export.end_and_keep().1.is_none(), "it has no record");
 }
 
 #[test]
