@@ -60,7 +60,7 @@ impl PeerFd {
 
     /// What the kernel calls it. The file is not asked.
     fn link(&self) -> io::Result<String> {
-        let fd = self.0.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let fd = self.as_fd().as_raw_fd();
         Ok(std::fs::read_link(format!("/proc/self/fd/{fd}"))?.to_string_lossy().into_owned())
     }
 }

@@ -121,8 +121,78 @@ fn more(suppressed: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::sync::Arc;
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
     use super::*;
+
+    /// Takes lines down, each with its level.
+    #[derive(Clone, Default)]
+    struct Recorder(Arc<Mutex<Vec<(Level, String)>>>);
+
+    impl Subscriber for Recorder {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, event: &Event<'_>) {
+            let mut said = Said(String::new());
+            event.record(&mut said);
+            self.0.lock().unwrap().push((*event.metadata().level(), said.0));
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    struct Said(String);
+
+    impl Visit for Said {
+        fn record_debug(&mut self, _field: &Field, value: &dyn fmt::Debug) {
+            self.0 += &format!("{value:?}");
+        }
+    }
+
+    /// The lines that this thread has written meanwhile.
+    pub(crate) fn recorded(run: impl FnOnce()) -> Vec<(Level, String)> {
+        let recorder = Recorder::default();
+        tracing::subscriber::with_default(recorder.clone(), run);
+        std::mem::take(&mut recorder.0.lock().unwrap())
+    }
+
+    #[test]
+    fn lines_are_told_by_their_levels_and_when_a_log_ends_how_many_were_not() {
+        for (written, suppressed) in [(2, None), (BURST, None), (BURST + 3, Some(3))] {
+            let lines = recorded(|| {
+                let log = PeerLog::new("e0");
+                log.warn(format_args!("bad"));
+                (1..written).for_each(|_| log.info(format_args!("good")));
+            });
+            let told = written.min(BURST) as usize;
+            assert_eq!(lines[0], (Level::WARN, "export 'e0': bad".to_owned()));
+            assert!(lines[1..told].iter().all(|line| *line == (Level::INFO, "export 'e0': good".to_owned())));
+            let end = suppressed.map(|more| {
+                (
+                    Level::WARN,
+                    format!("export 'e0': it ends (… and {more} more lines about its clients since the last)"),
+                )
+            });
+            assert_eq!(lines[told..], Vec::from_iter(end), "{written} lines");
+        }
+    }
 
     #[test]
     fn lines_beyond_the_budget_are_counted_and_told_with_the_next() {

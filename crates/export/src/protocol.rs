@@ -294,11 +294,8 @@ pub(crate) fn send_config_change(channel: &PeerFd) -> io::Result<()> {
 }
 
 fn send_message(stream: impl AsFd, number: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut bytes = Vec::with_capacity(12 + body.len());
-    for word in [number, flags, body.len() as u32] {
-        bytes.extend_from_slice(&word.to_ne_bytes());
-    }
-    bytes.extend_from_slice(body);
+    let header = [number, flags, body.len() as u32].map(u32::to_ne_bytes).concat();
+    let bytes = [&header[..], body].concat();
     // A peer that lets its socket fill up has stopped listening: an answer is a few bytes, and one at a time.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -571,6 +568,28 @@ mod tests {
                 let request = parsed(number, &body, 0);
                 assert_eq!(request.as_ref().is_ok(), is_right, "{number} of {size} bytes in {len}");
                 assert!(request.is_err() || request.unwrap().cost() == 1);
+            }
+        }
+    }
+
+    #[test]
+    fn who_leaves_between_two_messages_has_left_and_who_does_so_in_one_has_hung_up() {
+        use std::io::Write;
+        use std::os::unix::net::UnixStream;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let message = bytes(&[request::SET_VRING_NUM, flag::VERSION, 8, 0, 16]);
+        for said in [0, 1, 11, 12, 19, 20, 21] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(&message.repeat(2)[..said]).unwrap();
+            drop(theirs);
+            let connection = Connection::new(ours.into(), stop.as_fd());
+            if said >= message.len() {
+                assert!(matches!(connection.receive(), Ok(Some((Request::SetVringNum(0, 16), _)))), "{said}");
+            }
+            match connection.receive() {
+                Ok(None) => assert_eq!(said % message.len(), 0),
+                Err(ProtocolError::HungUp) => assert_ne!(said % message.len(), 0),
+                other => panic!("{said}: {other:?}"),
             }
         }
     }

@@ -588,6 +588,12 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
+    use egret_disk::{Driver, EngineOptions, EngineSet, Limit, Limits, Op, Options, Rates, Request, RequestToken};
+    use egret_event_loop::{Backend, Nanos, clock};
+    use egret_vring::memory::{Buffers, Lent};
+
     use super::*;
 
     fn shared() -> Shared {
@@ -635,5 +641,54 @@ mod tests {
         assert_eq!(awaited.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
         shared.has_stopped();
         assert_eq!(awaited.try_recv(), Err(std::sync::mpsc::TryRecvError::Disconnected));
+    }
+
+    #[test]
+    fn who_waits_for_queues_in_vain_is_told_whether_one_starts_or_requests_do_not_end() {
+        let [starts, stops] = [(); 2].map(|()| shared());
+        lock(&starts.queues).starting = true;
+        let wait = |shared: &Shared| shared.lock_when(|_| false).map(drop);
+        thread::scope(|scope| {
+            let [starts, stops] = [&starts, &stops].map(|shared| scope.spawn(move || wait(shared)));
+            assert!(matches!(starts.join().unwrap(), Err(ExportError::Starts(id)) if id == "e"));
+            assert!(matches!(stops.join().unwrap(), Err(ExportError::Busy(id)) if id == "e"));
+        });
+    }
+
+    /// A disk with limits of its own, and a drain has let go what they had no room for.
+    fn owing() -> Arc<Disk> {
+        let null = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: true };
+        let disk = Arc::new(Disk::open(&Options::new("null", null)).unwrap());
+        let total = Limit { average: 1, burst: 1, burst_seconds: 1 };
+        let limits = Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() };
+        disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+        let mut engines = EngineSet::new(EngineOptions::default());
+        let slot = engines.attach(&disk).unwrap();
+        for at in 0..8 {
+            let mut buffers = Buffers::pages();
+            buffers.resize(512);
+            let (buffers, token) = (Lent::of_pages(buffers), RequestToken::new(0, at));
+            engines.push(slot, Request { op: Op::Read, offset: 0, len: 512, buffers, token });
+        }
+        engines.submit(clock::now());
+        engines.disable_limits(slot);
+        engines.submit(clock::now());
+        engines.reap(clock::now(), &mut |_| ());
+        assert!(disk.limits_debt().owed > 0);
+        disk
+    }
+
+    #[test]
+    fn of_limits_that_are_gone_nothing_is_kept_of_what_drains_have_let_go() {
+        let shared = shared();
+        lock(&shared.queues).drains.push(Vec::new());
+        for _ in 0..3 {
+            let disk = owing();
+            lock(&shared.queues).disks = vec![Some(Arc::clone(&disk))];
+            shared.note_drain(&[0], &[]);
+            let queues = lock(&shared.queues);
+            let [Drains { of, .. }] = &queues.drains[0][..] else { panic!("{} are kept", queues.drains[0].len()) };
+            assert_eq!(of.as_ptr(), Arc::as_ptr(&disk.throttle_group().unwrap()));
+        }
     }
 }

@@ -716,3 +716,36 @@ fn with(memory: &GuestMemory, at: RegionAt, fd: &PeerFd) -> Result<GuestMemory, 
     let region = Region { guest_addr, size, user_addr, file: fd, offset };
     memory.with(region).map_err(|e| ProtocolError::Invalid(e.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use egret_event_loop::EventNotifier;
+    use egret_virtio::blk::{Blk, BlkConfig};
+
+    use super::*;
+    use crate::queues::QueueCounts;
+
+    #[test]
+    fn who_changes_memory_waits_until_nobody_has_it_pinned_and_unmaps_it() {
+        let (rules, kickless, errors) = Default::default();
+        let counts = QueueCounts { all: 0, diskless: 0 };
+        let shared = Shared::new("e", counts, rules, kickless, errors, Vec::new(), &[]);
+        let device: Arc<dyn Device> = Blk::new(BlkConfig { capacity_bytes: 512, ..BlkConfig::default() }).unwrap();
+        let ((ours, _theirs), stop) = (UnixStream::pair().unwrap(), EventNotifier::new().unwrap());
+        let (connection, mut budget) = (Connection::new(ours.into(), stop.as_fd()), ClientBudget::new());
+        let mut session = Session::new(&shared, &device, connection, &mut budget);
+        let memory = Arc::new(GuestMemory::empty());
+        let (to, pinned) = (session.unpinned.to.clone(), Arc::clone(&memory));
+        let unpins = thread::spawn(move || {
+            // Who does not wait for that is early, and found out.
+            thread::sleep(Duration::from_millis(300));
+            to.send(pinned).unwrap();
+        });
+        session.await_unpinned();
+        assert_eq!(Arc::strong_count(&memory), 1);
+        unpins.join().unwrap();
+    }
+}

@@ -289,8 +289,12 @@ fn remove_if_left_behind(path: &Path, address: &SocketAddrUnix) -> Result<(), Bi
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
+    use std::mem::MaybeUninit;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixStream;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
     use super::*;
 
@@ -422,6 +426,29 @@ mod tests {
                 (arrival, _) => panic!("{arrival:?}"),
             }
             assert!(socket.accept(&log).unwrap().is_none());
+        }
+    }
+
+    /// Sends a byte, and a descriptor beside it.
+    fn send_fd(socket: &UnixStream) -> Result<usize, Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [socket.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::empty())
+    }
+
+    #[test]
+    fn who_is_to_send_no_descriptors_cannot_where_the_kernel_can_refuse_them() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        assert_eq!(send_fd(&theirs), Ok(1));
+        rights::refuse(&ours);
+        let refused = send_fd(&theirs);
+        let (_dir, path) = place();
+        for (rights, expected) in [(Rights::Taken, Ok(1)), (Rights::Refused, refused)] {
+            let _socket = UnixSocket::bind(&path, &any(), rights).unwrap();
+            let client = UnixStream::connect(&path).unwrap();
+            assert_eq!(send_fd(&client), expected, "{rights:?}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a loop of I/O threads runs: queues of virtual machines, and lanes of NBD clients.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use egret_disk::{Disk, DiskSlot, Ended, EngineSet};
@@ -182,7 +182,7 @@ impl Source for Worker {
     fn descriptor(&self) -> Option<RawFd> {
         match &self.0 {
             Kind::Queue(queue) => queue.descriptor(),
-            Kind::Lane(lane) => Some(lane.descriptor()),
+            Kind::Lane(lane) => Some(lane.descriptor().as_raw_fd()),
         }
     }
 }

@@ -6,14 +6,14 @@ mod peer;
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use egret_disk::{Disk, Driver, LOCK_PATIENCE, Options};
-use egret_event_loop::Nanos;
+use egret_event_loop::{Nanos, closer};
 use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, ListenError};
 use egret_virtio::blk::BlkConfig;
 use egret_vring::memory::Region;
@@ -23,6 +23,7 @@ use egret_vring::vhost_user::F_LOG_ALL;
 use peer::gate::{Gate, SIZE};
 use peer::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::sockopt::set_socket_linger;
 
 const REPLY_ACK: u64 = 1 << 3;
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -738,6 +739,25 @@ fn a_descriptor_to_signal_with_that_is_no_eventfd_ends_the_session() {
     let (pipe, _writer) = UnixStream::pair().unwrap();
     peer.say(SET_VRING_CALL, NEED_REPLY, &0u64.to_ne_bytes(), &[pipe.as_fd()]);
     assert_eq!(peer.hear(), Some(1u64.to_ne_bytes().to_vec()), "refused");
+    assert!(peer.hear().is_none());
+}
+
+#[test]
+fn a_descriptor_of_a_client_s_that_takes_long_to_close_holds_up_nobody() {
+    closer::begin().unwrap();
+    let io = IoThread::start();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let _reads_nothing = listener.accept().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while let Ok(1..) = (&socket).write(&[0; 1 << 16]) {}
+    set_socket_linger(&socket, Some(Duration::from_secs(3600))).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut peer = Peer(ours);
+    peer.say(SET_VRING_CALL, 0, &longs(&[0]), &[socket.as_fd()]);
+    // Who receives it has the last of it.
+    drop(socket);
+    let _export = export(&io, Address::Fd(theirs.into())).unwrap();
     assert!(peer.hear().is_none());
 }
 

@@ -76,6 +76,9 @@ mod tests {
             let (said, how) = haggle(&disk, false, &pieces);
             assert_eq!((said.len(), how), expected, "{pieces:?}");
         }
+        // More than waits for who reads nothing.
+        let (said, how) = haggle(&disk, false, &[&flags, &list.repeat(2000)]);
+        assert_eq!((said.len(), how), (greeting + 2000 * listed, Haggled::Waits));
         // Inside of TLS it goes on.
         let start = [&b"IHAVEOPT"[..], &[0, 0, 0, 5], &[0; 4]].concat();
         assert_eq!(haggle(&disk, true, &[&flags, &start, &choose]).1, Haggled::Chose);

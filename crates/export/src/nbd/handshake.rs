@@ -620,6 +620,8 @@ pub(super) mod tests {
             assert_eq!(kinds(handshake.output()), expected);
             assert!(handshake.input.is_empty());
         }
+        let told = told(&mut greeted(3), &offers, option::STARTTLS, b"");
+        assert_eq!(told, [(answer::UNSUPPORTED, b"this server has no TLS".to_vec())]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::Wake;
 
@@ -326,8 +326,8 @@ impl Lane {
         self.core.parts.is_empty() && self.core.flushes.is_empty() && self.senders.is_empty()
     }
 
-    pub(crate) fn descriptor(&self) -> RawFd {
-        self.epoll.as_raw_fd()
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 
     #[cold]

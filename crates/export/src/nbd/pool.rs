@@ -123,5 +123,9 @@ mod tests {
         let huge = pool.take(2 * KEPT);
         pool.give_back(huge);
         assert_eq!((of(&pool, MIB), pool.taken()), (6, 0), "what is larger than all that is kept displaces nothing");
+        let all = pool.take(KEPT);
+        assert_eq!(all.capacity(), KEPT);
+        pool.give_back(all);
+        assert_eq!((pool.free.len(), pool.capacity), (1, KEPT), "what is as large as that is kept alone");
     }
 }

@@ -77,6 +77,15 @@ pub enum NbdServerError {
     System(#[from] io::Error),
 }
 
+impl NbdServerError {
+    fn of_port(host: &str, port: u16, e: io::Error) -> Self {
+        match e.kind() {
+            io::ErrorKind::PermissionDenied => Self::Port(host.to_owned(), port, e),
+            _ => Self::Tcp(host.to_owned(), port, e),
+        }
+    }
+}
+
 /// A server, which listens as long as it is there. Its exports are gone before it is.
 pub struct NbdServer {
     registry: Arc<Registry>,
@@ -228,10 +237,7 @@ impl Listener {
                     listener.set_nonblocking(true)?;
                     Ok(Self::Tcp(listener))
                 };
-                listen().map_err(|e: io::Error| match e.kind() {
-                    io::ErrorKind::PermissionDenied => NbdServerError::Port(host.clone(), *port, e),
-                    _ => NbdServerError::Tcp(host.clone(), *port, e),
-                })
+                listen().map_err(|e| NbdServerError::of_port(host, *port, e))
             }
         }
     }

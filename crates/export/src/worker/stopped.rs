@@ -46,7 +46,7 @@ pub(super) struct Stopped {
     /// The request that is tried before the others.
     probe: Option<Probe>,
     /// When the next one is.
-    probe_at: Nanos,
+    pub(super) probe_at: Nanos,
 }
 
 /// A request that is tried: with its command if that begins again.

@@ -6,12 +6,14 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use egret_disk::{DebugEvent, DebugRules, Driver as DiskDriver, EngineOptions, InjectError, Options};
-use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice};
+use egret_disk::{
+    Action, DebugEvent, DebugRules, Driver as DiskDriver, EngineOptions, Failure, FailureLog, InjectError, Options,
+};
+use egret_event_loop::{EventLoop, EventNotifier, LoopOptions, MonitorChoice};
 use egret_polling::{EventKind, Parameters, PolicyKind};
 use egret_virtio::blk::{Blk, BlkConfig};
 use egret_virtio::{Device, RequestType};
-use egret_vring::memory::Region;
+use egret_vring::memory::{MemoryRules, Region};
 use egret_vring::ring::{Driver, DriverConfig, Inflight, InflightConfig, Piece};
 
 use super::*;
@@ -143,7 +145,55 @@ fn a_turn_takes_in_so_many_iovecs_however_few_bytes_they_have() {
             guest.worker.notify(&mut signals);
             let taken = std::iter::from_fn(|| guest.driver.reap().unwrap()).count() as u32;
             assert_eq!(taken, TURN_STEPS / OF_EACH, "packed: {packed}, turn {turn}");
+            assert_eq!(guest.worker.has_caught_up(), turn == 1, "packed: {packed}, turn {turn}");
             assert_eq!(guest.worker.iovecs, 0, "none of them is in flight");
+        }
+    }
+}
+
+#[test]
+fn a_turn_takes_in_no_chain_behind_a_mebibyte_however_few_chains_that_is() {
+    for packed in [false, true] {
+        let mut guest = Guest::new(packed, Vec::new());
+        assert!(guest.memory.write(HEADER, &[0; 16]));
+        // Exactly so much, with its header.
+        let half = TURN_BYTES as u32 / 2;
+        let answer = [half, half - 16].map(|len| Piece { addr: ANSWERS, len });
+        for token in 0..2 {
+            guest.driver.add(&[Piece { addr: HEADER, len: 16 }], &answer, token).unwrap();
+        }
+        guest.driver.publish();
+        let (mut engines, mut signals) = (EngineSet::new(EngineOptions::default()), Signals::new().unwrap());
+        for turn in 0..2 {
+            guest.worker.take_in(&mut engines, || Nanos::ZERO);
+            guest.worker.notify(&mut signals);
+            let taken = std::iter::from_fn(|| guest.driver.reap().unwrap()).count();
+            assert_eq!(taken, 1, "packed: {packed}, turn {turn}");
+        }
+    }
+}
+
+#[test]
+fn a_queue_that_was_full_takes_more_in_when_something_has_ended_though_nobody_kicks_it_then() {
+    let null = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(1), read_zeroes: false };
+    let slow = Arc::new(Disk::open(&Options::new("slow", null)).unwrap());
+    let errors = ErrorHandling::new("e", ErrorPolicy::default());
+    let (mut io, mut queues) = reading_with(&errors, true, [slow]);
+    let (mut driver, id) = queues.pop().unwrap();
+    while queue(&mut io, id).queue.in_flight() == 0 {
+        io.turn().unwrap();
+    }
+    // As many iovecs as there may be, of which its one chain has some.
+    queue(&mut io, id).iovecs = MOST_IOVECS;
+    driver.add(&[Piece { addr: HEADER, len: 16 }], &[Piece { addr: ANSWERS + 1024, len: 513 }], 1).unwrap();
+    driver.publish();
+    // It is left to its descriptor, and that is not looked at for as long as it is full.
+    io.set_idle_after(Nanos::ZERO);
+    io.wake(id);
+    io.turn().unwrap();
+    for _ in 0..2 {
+        while driver.reap().unwrap().is_none() {
+            io.turn().unwrap();
         }
     }
 }
@@ -305,6 +355,13 @@ fn a_queue_that_stops_for_good_begins_all_of_its_record_before_and_nothing_else(
         io.turn().unwrap();
         let worker = io.source(id).unwrap().queue().unwrap();
         assert!(worker.queue.has_recovered(), "packed: {packed}");
+        // One that goes on elsewhere, or leaves the rest to who has the record next, does not.
+        worker.phase = Phase::Stopping;
+        for (leaving, recovers) in [(None, false), (Some(Leave::NotBegun), false), (Some(Leave::Nothing), true)] {
+            worker.stopped.leaving = leaving;
+            assert_eq!(worker.recovers(), recovers, "packed: {packed}, {leaving:?}");
+        }
+        (worker.phase, worker.stopped.leaving) = (Phase::Running, None);
         worker.leave(Leave::Nothing);
         io.wake(id);
         let (to, stopped) = channel();
@@ -396,6 +453,58 @@ fn an_export_goes_on_without_being_told_to_when_no_queue_has_what_failed_any_mor
             }
             assert_eq!((errors.status(), errors.stops()), (left, 1), "leaves: {leaves}");
         }
+    }
+}
+
+#[test]
+fn a_disk_s_log_has_what_was_done_about_a_request_that_failed() {
+    for (rerror, action) in
+        [(OnError::Stop, Action::Stop), (OnError::Ignore, Action::Ignore), (OnError::Report, Action::Report)]
+    {
+        let errors = ErrorHandling::new("e", ErrorPolicy { rerror, ..ErrorPolicy::default() });
+        let sick = sick_disk(Errno::IO, Nanos::ZERO);
+        let log = Arc::new(FailureLog::new(&EventNotifier::new().unwrap()));
+        sick.log_failures(Arc::clone(&log));
+        let (mut io, mut queues) = reading(&errors, [sick]);
+        let (driver, id) = queues.pop().unwrap();
+        while !driver.has_used() && queue(&mut io, id).counters.waiting.get() == 0 {
+            io.turn().unwrap();
+        }
+        let failure = Failure { export: "e".into(), op: Op::Read, errno: Errno::IO, action, has_lost_writes: false };
+        assert_eq!(log.take(), [failure], "{rerror:?}");
+    }
+}
+
+#[test]
+fn a_queue_that_stops_while_its_export_is_stopped_keeps_what_comes_unless_nobody_could_try_that_again() {
+    for (leaving, keeps) in [(None, true), (Some(Leave::Nothing), false)] {
+        let (errors, mut hold) = (stopping(None), None);
+        assert!(errors.stop(Errno::IO, &mut hold), "as another queue would");
+        let mut guest = Guest::of(errors, false, Vec::new());
+        guest.worker.stopped.leaving = leaving;
+        guest.worker.stop(&mut EngineSet::new(EngineOptions::default()));
+        assert_eq!(guest.worker.stopped.is, keeps, "{leaving:?}");
+    }
+}
+
+#[test]
+fn what_fails_for_another_reason_than_want_of_space_is_not_tried_before_its_export_is_resumed() {
+    let errors = stopping(None);
+    let (mut io, mut queues) = reading(&errors, [sick_disk(Errno::IO, Nanos::ZERO)]);
+    let (mut driver, id) = queues.pop().unwrap();
+    while queue(&mut io, id).counters.waiting.get() == 0 {
+        io.turn().unwrap();
+    }
+    // Were it to be tried now and then, it would be time.
+    queue(&mut io, id).stopped.probe_at = Nanos::ZERO;
+    for _ in 0..3 {
+        io.wake(id);
+        io.turn().unwrap();
+    }
+    assert_eq!((errors.status(), driver.reap().unwrap()), (IoStatus::Failed, None));
+    errors.resume();
+    while driver.reap().unwrap().is_none() {
+        io.turn().unwrap();
     }
 }
 
@@ -580,6 +689,24 @@ fn a_queue_that_nobody_kicks_finds_out_that_a_request_is_overdue_while_it_stops(
 }
 
 #[test]
+fn nothing_of_a_queue_that_has_left_its_loop_is_overdue_any_more() {
+    const TIMEOUT: Nanos = Nanos::from_millis(20);
+    let errors = ErrorHandling::new("e", ErrorPolicy { timeout: Some(TIMEOUT), ..ErrorPolicy::default() });
+    let never = DiskDriver::Null { size: SIZE, latency: Nanos::from_millis(1 << 40), read_zeroes: false };
+    let (mut io, queues) = reading(&errors, [Arc::new(Disk::open(&Options::new("never", never)).unwrap())]);
+    let id = queues[0].1;
+    io.turn().unwrap();
+    let worker = queue(&mut io, id);
+    worker.look_for_overdue(clock::now() + TIMEOUT);
+    assert_eq!((worker.counters.overdue.get(), errors.take_overdue().is_some()), (1, true));
+    worker.forget_overdue();
+    assert_eq!(worker.counters.overdue.get(), 0);
+    // What is overdue next is the first again.
+    errors.begin_overdue(TIMEOUT);
+    assert_eq!(errors.take_overdue(), Some(TIMEOUT));
+}
+
+#[test]
 fn a_queue_that_nobody_kicks_has_its_timer_set_anew_for_what_it_waits_for_when_it_stops_and_when_it_goes_on() {
     let timeout = Nanos::from_millis(1 << 30);
     let errors = ErrorHandling::new("e", ErrorPolicy { timeout: Some(timeout), ..ErrorPolicy::default() });
@@ -701,6 +828,11 @@ fn a_queue_has_each_disk_by_its_key_where_the_engines_have_it_until_it_is_taken_
     worker.disks.detach(&mut engines);
     assert_eq!(has(&worker), [None; 4]);
     assert!(worker.pinning().is_none(), "nobody allows that");
+    let rules = MemoryRules { pin: true, ..MemoryRules::default() };
+    let region = Region::anonymous(0, 0x10_0000).unwrap();
+    let memory = Arc::new(GuestMemory::under(rules).with(region).unwrap());
+    worker.queue = Driver::new(&memory, 0, shape(false)).unwrap().queue().start(&memory).unwrap();
+    assert!(Arc::ptr_eq(&worker.pinning().expect("it is allowed").memory, &memory));
     worker.disks.attach(&mut engines).unwrap();
     assert!(worker.disks.slot(DiskKey(0)).is_some() && worker.disks.slot(DiskKey(2)).is_none());
 }

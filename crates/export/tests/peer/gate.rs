@@ -42,6 +42,10 @@ struct State {
     flushed: AtomicUsize,
     /// Whether that waits until it is open, too.
     keeps_flushes: AtomicBool,
+    /// Whether that fails.
+    fails_flushes: AtomicBool,
+    /// Whether another host has taken its lock away.
+    is_lost: AtomicBool,
     /// How often it was to be locked.
     locked: AtomicUsize,
     /// Whether that waits until it is open, too.
@@ -58,6 +62,8 @@ impl Gate {
             given: Mutex::default(),
             flushed: AtomicUsize::default(),
             keeps_flushes: AtomicBool::default(),
+            fails_flushes: AtomicBool::default(),
+            is_lost: AtomicBool::default(),
             locked: AtomicUsize::default(),
             keeps_locks: AtomicBool::default(),
         }))
@@ -112,6 +118,16 @@ impl Gate {
         self.0.keeps_flushes.store(true, Ordering::Relaxed);
     }
 
+    /// Whether flushes by no engine fail.
+    pub fn set_failing_flushes(&self, do_fail: bool) {
+        self.0.fails_flushes.store(do_fail, Ordering::Relaxed);
+    }
+
+    /// Has another host take its lock away.
+    pub fn lose(&self) {
+        self.0.is_lost.store(true, Ordering::Relaxed);
+    }
+
     /// How often it was flushed by no engine.
     pub fn flushed(&self) -> usize {
         self.0.flushed.load(Ordering::Relaxed)
@@ -161,7 +177,12 @@ impl Remote for Gate {
         if self.0.keeps_flushes.load(Ordering::Relaxed) {
             await_that("the gate to be opened", || self.0.is_open());
         }
-        Ok(())
+        let fails = self.0.fails_flushes.load(Ordering::Relaxed);
+        if fails { Err(FlushError { errno: Errno::IO, is_loss: false }) } else { Ok(()) }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.0.is_lost.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> Result<(), OpenCause> {

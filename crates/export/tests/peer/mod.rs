@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part of this")]
 
 pub mod gate;
+pub mod lines;
 
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;

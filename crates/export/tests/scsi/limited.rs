@@ -14,11 +14,11 @@ use egret_vring::memory::Region;
 use egret_vring::ring::InflightConfig;
 
 use crate::machine::*;
+use crate::peer::lines::{lines, record_lines};
 use crate::peer::{
     ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_INFLIGHT_FD, SET_VRING_ENABLE, await_that,
     longs, words,
 };
-use crate::stopped::{lines, record_lines};
 use crate::waiting::{ELSEWHERE, Sent, ask, response, two_threads, written};
 
 const BLOCK: u64 = 512;

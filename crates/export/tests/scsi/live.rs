@@ -226,8 +226,12 @@ fn what_an_io_thread_cannot_run_is_found_out_before_a_queue_stops_for_that_and_o
     let sent = Sent { queue: ELSEWHERE, place: 0, at: LATE, cdb: &READ_BLOCK, data_out: 0, data_in: 512 };
     send(&mut machine, &sent);
     gate.await_kept(1);
-    let refused = export.run_on(&to).unwrap_err().to_string();
-    assert!(refused.starts_with("export 'e0': aio=native: "), "{refused}");
+    // The other queue may go wherever it likes.
+    let third = IoThread::start();
+    for other in [&loops[0], &third] {
+        let refused = export.run_on(&[other.0.clone(), to[1].clone()]).unwrap_err().to_string();
+        assert!(refused.starts_with("export 'e0': aio=native: "), "{refused}");
+    }
     gate.open();
     machine.reap(ELSEWHERE);
     assert_eq!(response(&machine, ELSEWHERE, 0), 0);
@@ -337,6 +341,7 @@ fn a_session_that_waits_for_a_turn_of_a_thread_that_is_stuck_has_nobody_wait_wit
     machine.peer.say(SET_VRING_ENABLE, NEED_REPLY, &words(&[CONTROL, 1]), &[]);
     // The one that is not stuck is asked first.
     await_that("a thread to be asked", || turns() > before);
+    assert_eq!(io[0].0.call(|target| target.sources().count()).unwrap(), 1, "it has not started by then");
     assert!(export.is_in_use() && stuck.is(), "somebody has waited for it");
     drop(stuck);
     assert_eq!(machine.peer.hear(), Some(longs(&[0])));
@@ -488,4 +493,23 @@ fn disks_that_could_not_be_written_out_are_kept_side_by_side_unless_they_are_ser
     export.let_go(&late);
     assert!(!late.is_active());
     assert!(export.keep(disk(Nanos::ZERO).activate().unwrap()).is_some(), "it has no such disk");
+}
+
+#[test]
+fn a_disk_that_cannot_be_written_out_when_its_rings_have_stopped_stays_locked_for_who_ends_its_export_or_tries_again_then()
+ {
+    for is_mended in [false, true] {
+        let (io, gate) = (IoThread::start(), Gate::new());
+        let disk = gate.lockable_disk();
+        gate.set_failing_flushes(true);
+        let (mut machine, export) = started_with(&io, Arc::clone(&disk), Layout::Split);
+        for queue in [CONTROL, EVENTS, REQUESTS] {
+            assert!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])).is_some());
+        }
+        assert_eq!((gate.flushed(), disk.is_active(), export.has_active_disks()), (1, true, false));
+        gate.set_failing_flushes(!is_mended);
+        let left = if is_mended { export.end_and_write_out() } else { export.end() };
+        let expected = if is_mended { (0, 2, false) } else { (1, 1, true) };
+        assert_eq!((left.len(), gate.flushed(), disk.is_active()), expected);
+    }
 }

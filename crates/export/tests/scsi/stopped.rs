@@ -1,12 +1,11 @@
 //! Commands that wait because a disk fails: they end when they are aborted, tried again, or nobody could do either.
 
-use std::fmt::Debug;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
 use egret_disk::{DebugEvent, DebugRules, Disk, Driver, InjectError, IoType, Options};
@@ -17,12 +16,10 @@ use egret_vring::memory::Region;
 use egret_vring::ring::{InflightConfig, Piece};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 use crate::machine::*;
 use crate::peer::gate::Gate;
+use crate::peer::lines::{lines, record_lines};
 use crate::peer::{
     ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, REM_MEM_REG, SET_INFLIGHT_FD, SET_LOG_BASE, SET_VRING_ENABLE,
     await_that, export_config, longs, words,
@@ -172,6 +169,24 @@ fn an_error_that_is_ignored_is_hidden_from_a_read_and_not_from_a_comparison() {
     send(&mut machine, &Sent { queue, place, at, cdb: &COMPARE_AND_WRITE, data_out: 1024, data_in: 0 });
     machine.reap(queue);
     assert_eq!(machine.read::<12>(DATA + 0x1_0000 * u64::from(queue) + 0x1000 * place + 0x80)[10], 2);
+}
+
+#[test]
+fn what_fails_because_another_host_has_taken_the_disk_waits_whatever_is_done_about_errors() {
+    let (io, gate) = (IoThread::start(), Gate::new());
+    gate.open();
+    gate.set_full(true);
+    let (ours, export) = listening_with(OnError::Report, &[&io], 1, gate.disk());
+    let mut machine = Machine::boot(ours, Layout::Split);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    assert_eq!(run_with(&mut machine, &WRITE, &[0; 512]), CHECK_CONDITION);
+    gate.lose();
+    send_with(&mut machine, 0, &WRITE, &[0; 512]);
+    await_that("the write to wait", || export.stats().waiting == 1);
+    gate.set_full(false);
+    export.errors().resume();
+    machine.reap(REQUESTS);
+    assert_eq!(status(&machine, 0), 0);
 }
 
 #[test]
@@ -570,51 +585,6 @@ fn an_export_goes_on_when_a_write_has_found_space_that_is_stable_now_because_the
     assert_eq!(status(first, 0), 0);
     // It went on, and so has stopped again: of a try that fails nothing is told.
     await_it(&|| one.errors().stops() == 2);
-}
-
-/// The lines that all tests of this process have had written.
-static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// Takes lines down.
-struct Recorder;
-
-impl Visit for Recorder {
-    fn record_debug(&mut self, _field: &Field, value: &dyn Debug) {
-        LINES.lock().unwrap().push(format!("{value:?}"));
-    }
-}
-
-impl Subscriber for Recorder {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut Self);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-pub fn record_lines() {
-    static ONCE: Once = Once::new();
-    let record = || tracing::subscriber::set_global_default(Recorder).expect("no other test of this process has one");
-    ONCE.call_once(record);
-}
-
-/// How many begin so.
-pub fn lines(beginning: &str) -> usize {
-    LINES.lock().unwrap().iter().filter(|line| line.starts_with(beginning)).count()
 }
 
 #[test]

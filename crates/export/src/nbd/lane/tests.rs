@@ -14,6 +14,7 @@ use egret_nbd::Channel;
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
 use egret_polling::{EventKind, Parameters, PolicyKind};
 use egret_virtio::RequestType;
+use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::super::client::{Contexts, PART};
@@ -21,6 +22,7 @@ use super::super::extents;
 use super::super::kind::Kind;
 use super::super::server::Place;
 use super::*;
+use crate::peer_log::tests::recorded;
 
 const EIO: u8 = 5;
 
@@ -120,7 +122,7 @@ impl Fixture {
     /// Whether its sockets have anything to tell it, by so many seconds from now.
     fn hears(&mut self, seconds: i64) -> bool {
         let patience = Timespec { tv_sec: seconds, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&self.lane().epoll, PollFlags::IN)], Some(&patience)).unwrap() > 0
+        poll(&mut [PollFd::new(&self.lane().descriptor(), PollFlags::IN)], Some(&patience)).unwrap() > 0
     }
 
     /// A turn, if the lane has something to do in one.
@@ -134,8 +136,12 @@ impl Fixture {
 }
 
 fn request(flags: u16, command: u16, length: u64) -> Vec<u8> {
+    request_at(0, flags, command, length)
+}
+
+fn request_at(offset: u64, flags: u16, command: u16, length: u64) -> Vec<u8> {
     let mut bytes = [0; 32];
-    let len = Request { flags, command, cookie: 7, offset: 0, length }.write(Headers::Simple, &mut bytes);
+    let len = Request { flags, command, cookie: 7, offset, length }.write(Headers::Simple, &mut bytes);
     bytes[..len].to_vec()
 }
 
@@ -184,6 +190,21 @@ fn a_lane_is_drained_when_the_flush_has_ended_that_follows_what_had() {
 }
 
 #[test]
+fn a_lane_that_nobody_looks_at_does_the_flush_that_follows_what_has_ended() {
+    let mut fixture = Fixture::new();
+    // It has nothing to do, so that its loop looks at it when it hears of it, and at no other time.
+    fixture.io.turn().unwrap();
+    let mut client = fixture.connect(request(command_flag::FUA, command::TRIM, 4096));
+    let told = loop {
+        fixture.io.turn().unwrap();
+        if let Some(told) = told(&mut client) {
+            break told;
+        }
+    };
+    assert_eq!(told, EIO);
+}
+
+#[test]
 fn a_lane_that_is_stopped_begins_nothing_until_it_goes_on() {
     let mut fixture = Fixture::of_zeroes(NEVER);
     let mut client = fixture.connect(Vec::new());
@@ -211,6 +232,36 @@ fn heard(client: &mut UnixStream) -> usize {
             Err(e) if e.kind() == ErrorKind::WouldBlock => return heard,
             Err(e) => panic!("{e}"),
         }
+    }
+}
+
+#[test]
+fn of_each_client_that_goes_one_line_says_so_and_why_it_is_hung_up_on() {
+    const MIDDLE: &str = "'s connection is ended: it ended in the middle of a request";
+    let write = request(0, command::WRITE, 4096);
+    for (said, hangs_up, expected) in [
+        (Vec::new(), true, " left"),
+        (request(0, command::READ, 512), true, " left"),
+        (request(0, command::DISCONNECT, 0), false, " left"),
+        ([request(0, command::READ, 512), request(0, command::DISCONNECT, 0)].concat(), false, " left"),
+        (request(0, command::READ, 512)[..10].to_vec(), true, MIDDLE),
+        (write.clone(), true, MIDDLE),
+        ([&write[..], &[1; 512]].concat(), true, MIDDLE),
+        (vec![0; 28], false, "'s connection is ended: "),
+    ] {
+        let lines = recorded(|| {
+            let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+            let client = fixture.connect(said);
+            if hangs_up {
+                client.shutdown(Shutdown::Write).unwrap();
+            }
+            fixture.await_clients(1);
+            while fixture.lane().clients.iter().any(Option::is_some) {
+                fixture.io.turn().unwrap();
+            }
+        });
+        let told: Vec<_> = lines.iter().filter_map(|(_, line)| line.strip_prefix("export 'e': a client")).collect();
+        assert!(told.len() == 1 && told[0].starts_with(expected), "{told:?}");
     }
 }
 
@@ -376,10 +427,11 @@ fn a_request_that_is_done_in_parts_counts_once_against_limits() {
 }
 
 #[test]
-fn requests_of_one_part_count_against_limits_whether_they_read_or_write() {
+fn requests_of_one_part_count_against_limits_whatever_they_ask_for_and_wherever() {
     const MANY: usize = 16;
     let write = [request(0, command::WRITE, 512), vec![1; 512]].concat();
-    for (asked, answer) in [(request(0, command::READ, 512), 16 + 512), (write, 16)] {
+    let cache = request_at(512, 0, command::CACHE, 512);
+    for (asked, answer) in [(request(0, command::READ, 512), 16 + 512), (write, 16), (cache, 16)] {
         let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
         // Four, one over the brim, and then one a second.
         fixture.limit_requests(4);
@@ -634,6 +686,13 @@ fn what_is_allocated_is_told_to_who_has_asked_and_to_nobody_who_has_come_in_his_
 }
 
 #[test]
+fn events_of_a_client_s_socket_are_not_taken_for_those_of_who_has_its_place_while_that_is_being_closed() {
+    let keys = [(0, 1), (0, 2), (1, 1)].map(|(index, generation)| ClientId { index, generation }.key());
+    assert_eq!(keys.map(|key| key as u32), [0, 0, 1]);
+    assert_ne!(keys[0], keys[1]);
+}
+
+#[test]
 fn who_asks_what_is_allocated_and_does_not_listen_has_few_answers_kept_and_all_of_them_when_he_does() {
     const QUESTIONS: usize = 256;
     let extents: Vec<_> = (0..extents::MOST).map(|n| egret_disk::Extent { len: 512, is_hole: n % 2 == 0 }).collect();
@@ -743,6 +802,43 @@ fn a_turn_looks_for_zeroes_in_so_much_and_every_client_has_its_turns() {
         if *least < 32 {
             fixture.io.turn().unwrap();
         }
+    }
+}
+
+#[test]
+fn a_turn_answers_every_client_whose_answer_takes_little_whatever_was_done_for_them_before() {
+    const HOLE: usize = 32;
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let asked = request(0, command::READ, MIB as u64);
+    let mut clients: Vec<_> = (0..10).map(|_| fixture.connect_with(Headers::Structured, asked.clone())).collect();
+    for client in &mut clients {
+        while heard(client) == 0 {
+            fixture.io.turn().unwrap();
+        }
+    }
+    while fixture.goes_on() {}
+    clients.iter_mut().for_each(|client| client.write_all(&request(0, command::READ, 4096)).unwrap());
+    fixture.io.turn().unwrap();
+    let heard: Vec<_> = clients.iter_mut().map(heard).collect();
+    assert_eq!(heard, [HOLE; 10]);
+}
+
+#[test]
+fn what_is_sent_at_a_time_fits_into_what_is_left_of_the_turn_however_many_replies_there_are() {
+    const REPLY: usize = 16 + 4096;
+    let data = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: false };
+    let mut fixture = Fixture::of(&Options::new("null", data));
+    // More than its socket takes.
+    let mut client = fixture.connect(request(0, command::READ, 4096).repeat(256));
+    fixture.await_clients(1);
+    while fixture.goes_on() {}
+    let rest_of_one = REPLY - heard(&mut client) % REPLY;
+    let Lane { clients, core, .. } = fixture.lane();
+    let its = clients[0].as_mut().unwrap();
+    for left in [rest_of_one, 10_000] {
+        assert!(its.note(EventFlags::OUT), "there is more");
+        its.send(core, &mut { left }).unwrap();
+        assert_eq!(heard(&mut client), left);
     }
 }
 

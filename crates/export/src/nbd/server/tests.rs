@@ -1,12 +1,15 @@
 //! What a hall does about those who come, and one of them about what it hears.
 
 use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
 use egret_nbd::protocol::{answer, option};
 use egret_nbd::tls::ClientCredentials;
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::{FdFlags, fcntl_getfd};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{Shutdown, shutdown};
 
@@ -51,6 +54,27 @@ fn where_the_system_lets_nobody_in_the_server_asks_again_when_it_has_rested() {
     }
     assert_eq!(hall.look_ahead(until), (true, None));
     assert!(hall.rests_until.is_none());
+}
+
+#[test]
+fn of_a_port_that_may_not_be_had_it_is_said_that_the_sandbox_may_be_why_and_of_no_other() {
+    let of = |kind: io::ErrorKind| NbdServerError::of_port("::1", 10809, kind.into()).to_string();
+    assert!(of(io::ErrorKind::PermissionDenied).contains("the sandbox leaves the port"));
+    let other = of(io::ErrorKind::AddrInUse);
+    assert!(other.contains("host '::1', port 10809") && !other.contains("sandbox"), "{other}");
+}
+
+#[test]
+fn who_comes_over_tcp_is_not_waited_for_and_no_program_has_his_socket_that_is_started() {
+    let listener = Listener::open(&NbdAddress::Tcp("127.0.0.1".into(), 0)).unwrap();
+    let Listener::Tcp(socket) = &listener else { panic!("it is one of TCP") };
+    let _client = TcpStream::connect(socket.local_addr().unwrap()).unwrap();
+    poll(&mut [PollFd::new(&listener, PollFlags::IN)], None).unwrap();
+    let log = PeerLog::about("");
+    let accepted = listener.accept(&log).unwrap().expect("he has come");
+    assert!(fcntl_getfl(&accepted).unwrap().contains(OFlags::NONBLOCK));
+    assert!(fcntl_getfd(&accepted).unwrap().contains(FdFlags::CLOEXEC));
+    assert!(listener.accept(&log).unwrap().is_none(), "nobody else has");
 }
 
 #[test]
