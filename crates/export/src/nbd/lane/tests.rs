@@ -18,6 +18,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::super::client::{Contexts, PART};
 use super::super::extents;
+use super::super::haggle::haggle;
+use super::super::handshake::tests::said;
 use super::super::kind::Kind;
 use super::super::server::Place;
 use super::*;
@@ -590,6 +592,7 @@ impl Remote for Far {
 #[test]
 fn zeroes_that_are_to_be_fast_or_not_at_all_are_refused_where_they_may_be_slow_and_others_are_not() {
     use command_flag::{FAST_ZERO, FUA, NO_HOLE};
+    use egret_nbd::protocol::{export_flag, option};
     let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
     let core = &mut fixture.lane().core;
     core.disk = Arc::new(Disk::open(&Options::new("far", Driver::Remote(RemoteDisk::new(Far)))).unwrap());
@@ -602,6 +605,10 @@ fn zeroes_that_are_to_be_fast_or_not_at_all_are_refused_where_they_may_be_slow_a
         assert_eq!(ask(flags), Ok(Kind::WriteZeroes { unmap: flags & NO_HOLE == 0, fua: flags & FUA != 0 }));
         assert_eq!(ask(flags | FAST_ZERO), Err(Errno::OPNOTSUPP));
     }
+    let chosen = said(option::EXPORT_NAME, b"disk");
+    let (told, _) = haggle(&core.disk, false, &[&3_u32.to_be_bytes(), &chosen]);
+    let flags = u16::from_be_bytes(*told.last_chunk().unwrap());
+    assert_ne!(flags & export_flag::SEND_FAST_ZERO, 0, "whoever is told that may ask, and is told why not");
 }
 
 #[test]
