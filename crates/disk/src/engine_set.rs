@@ -26,7 +26,7 @@ use crate::engine::Pinning;
 use crate::engine_kind::EngineKind;
 use crate::error::EngineError;
 use crate::job::{Job, Jobs};
-use crate::request::{Completion, Ended, FailedRequest, Op, Request, RequestToken};
+use crate::request::{Completion, Ended, FailedRequest, Op, PartOf, Request, RequestToken};
 use crate::stats::Counters;
 use crate::triage::{self, Verdict};
 
@@ -185,23 +185,23 @@ impl EngineSet {
     /// If `slot` is not attached.
     #[inline]
     pub fn push(&mut self, slot: DiskSlot, request: Request) -> bool {
-        self.push_part(slot, request, true)
+        let part = PartOf::all(request.len);
+        self.push_part(slot, request, part)
     }
 
-    /// As [`push`](Self::push), of a part of what was asked for, which counts against limits as one request: the first part
-    /// does, and each by its bytes.
+    /// As [`push`](Self::push), of a part of what was asked for, which counts against limits as one request.
     ///
     /// # Panics
     ///
     /// If `slot` is not attached.
     #[inline]
-    pub fn push_part(&mut self, slot: DiskSlot, request: Request, is_first: bool) -> bool {
+    pub fn push_part(&mut self, slot: DiskSlot, request: Request, part: PartOf) -> bool {
         let attached = self.slots[slot.0 as usize].as_mut().expect("the slot is attached");
         attached.in_flight += 1;
         self.in_flight += 1;
         // All that limits cost a disk without them.
         if attached.disk.throttle.version() != 0 {
-            self.throttle(slot.0, request, is_first);
+            self.throttle(slot.0, request, part);
             return true;
         }
         self.start(slot.0, request);
@@ -295,9 +295,9 @@ impl EngineSet {
 
     /// Has a request of a limited disk wait for its turn, which may be this one.
     #[cold]
-    fn throttle(&mut self, slot: u32, request: Request, is_first: bool) {
+    fn throttle(&mut self, slot: u32, request: Request, part: PartOf) {
         let Some(Attached { disk, throttled, .. }) = &mut self.slots[slot as usize] else { return };
-        throttled.enqueue(&disk.throttle, disk.throttled(request.op), request, is_first);
+        throttled.enqueue(&disk.throttle, disk.throttled(request.op), request, part);
         self.throttle_timer = Some(Nanos::ZERO);
     }
 

@@ -74,7 +74,7 @@ pub use job::{Job, Jobs};
 pub use lock::{LOCK_PATIENCE, LOOK_AGAIN};
 pub use options::{Aio, DebugEvent, DetectZeroes, Discard, Driver, IoType, Locking, Options, RemoteKind, UnknownValue};
 pub use remote::{Remote, RemoteDisk, Shape};
-pub use request::{Completion, Ended, FailedRequest, Op, Request, RequestToken};
+pub use request::{Completion, Ended, FailedRequest, Op, PartOf, Request, RequestToken};
 pub use slab::Slab;
 pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
 pub use syncs::FlushError;

@@ -85,6 +85,22 @@ pub struct Request<B = Lent> {
     pub token: RequestToken,
 }
 
+/// What of what somebody has asked for a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartOf {
+    /// All of what was asked for, in bytes.
+    pub whole: u64,
+    /// It is all of that, or the first part.
+    pub is_first: bool,
+}
+
+impl PartOf {
+    /// All of what was asked for: so many bytes.
+    pub const fn all(whole: u64) -> Self {
+        Self { whole, is_first: true }
+    }
+}
+
 /// A request that has ended.
 #[derive(Debug)]
 pub struct Completion<B = Lent> {

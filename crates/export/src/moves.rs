@@ -367,6 +367,27 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_for_queues_to_have_had_a_turn_asks_each_loop_once() {
+        let ((one, first), (other, second)) = (io(MonitorChoice::Ppoll), io(MonitorChoice::Ppoll));
+        let homes = [one, other];
+        let counts = QueueCounts { all: 6, diskless: 0 };
+        let (memory, kickless, errors) = Default::default();
+        let shared = Shared::new("e", counts, memory, kickless, errors, Vec::new(), &homes);
+        // The last does not run.
+        for queue in 0..5 {
+            let home = &homes[queue % 2];
+            let mut worker = Guest::new(false, Vec::new()).worker;
+            worker.set_home(home.clone());
+            lock(&shared.queues).running[queue] = Some(home.attach(worker.into()).map_err(|(_, e)| e).unwrap());
+        }
+        assert!(lock(&shared.queues).running_loops() == homes);
+        shared.await_turns();
+        assert!((0..5).all(|queue| shared.stop(queue, Leave::Nothing).wait().is_some()));
+        homes.iter().for_each(|of| of.send(EventLoop::stop));
+        [first, second].into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    #[test]
     fn who_stops_a_queue_without_disks_goes_on_when_it_knows() {
         let (home, thread) = io(MonitorChoice::Ppoll);
         let counts = QueueCounts { all: 1, diskless: 1 };

@@ -155,6 +155,17 @@ impl Queues {
     pub(crate) fn running_queues(&self, first: u16) -> Vec<RunningQueue> {
         (first.into()..self.running.len()).filter_map(|queue| self.running_queue(queue)).collect()
     }
+
+    /// The loops that they are on, each once.
+    pub(crate) fn running_loops(&self) -> Vec<LoopHandle<Worker>> {
+        let mut loops = Vec::new();
+        for RunningQueue { on, .. } in self.running_queues(0) {
+            if !loops.contains(&on) {
+                loops.push(on);
+            }
+        }
+        loops
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -404,10 +415,10 @@ impl Shared {
 
     /// Waits until every queue that runs has been dispatched since it was started.
     pub(crate) fn await_turns(&self) {
-        let running = lock(&self.queues).running_queues(0);
-        for queue in running {
+        let loops = lock(&self.queues).running_loops();
+        for on in loops {
             // A loop runs commands after it has dispatched what was ready, and a source that is new to it is.
-            let _ = queue.on.call(|_| ());
+            let _ = on.call(|_| ());
         }
     }
 

@@ -178,6 +178,20 @@ impl Config {
         self.resolve(blockdev, &nodes)
     }
 
+    /// The throttle group of each blockdev that is limited by the configuration, by the blockdev's name: its own, or that of one
+    /// which it lies over.
+    pub fn throttled(&self) -> BTreeMap<&str, &str> {
+        // There are no groups, mostly.
+        if self.throttle_groups.is_empty() {
+            return BTreeMap::new();
+        }
+        let nodes = self.nodes().into_iter().filter(|(blockdev, _)| blockdev.node_name.is_some());
+        let nodes: BTreeMap<_, _> = nodes.map(|node| (node.0.name(), node)).collect();
+        let find = |name: &str| nodes.get(name).copied();
+        let group = |blockdev| Disk::resolve(blockdev, find)?.throttle_groups.first().copied();
+        nodes.iter().filter_map(|(&name, &(blockdev, _))| Some((name, group(blockdev)?))).collect()
+    }
+
     /// What is allowed and probably not meant, a line each.
     pub fn warnings(&self) -> Vec<String> {
         let mut writers = BTreeMap::new();

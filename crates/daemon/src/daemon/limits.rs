@@ -1,5 +1,6 @@
 //! Limits on disks, and the groups that share them: those of the configuration, and those of commands.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use egret_disk::{Limits, ThrottleGroup};
@@ -105,15 +106,23 @@ impl Daemon {
 
     /// Has each disk in its group, and loops look again what limits let through.
     pub(super) fn limit_disks(&self) {
+        let groups = self.groups();
         for (name, disk) in &self.disks {
-            disk.set_throttle_group(self.group_of(name));
+            disk.set_throttle_group(groups.get(&**name).copied());
         }
         self.io_threads.values().for_each(|io_thread| {
             io_thread.handle().send(|target| target.backend().restart_throttled());
         });
     }
 
-    /// What limits a blockdev.
+    /// What limits each blockdev that is limited, by the blockdev's name.
+    pub(super) fn groups(&self) -> BTreeMap<&str, &Arc<ThrottleGroup>> {
+        let own = self.throttle_groups.iter().map(|(name, group)| (&**name, group));
+        let configured = self.config.throttled().into_iter();
+        own.chain(configured.filter_map(|(name, id)| Some((name, self.throttle_objects.get(id)?)))).collect()
+    }
+
+    /// What limits a blockdev. Who looks at all of them asks for [all](Self::groups) at once.
     pub(super) fn group_of(&self, node_name: &str) -> Option<&Arc<ThrottleGroup>> {
         match self.configured_group(node_name) {
             Some(id) => self.throttle_objects.get(id),
@@ -123,7 +132,7 @@ impl Daemon {
 
     /// The group that the configuration has a blockdev in: its own, or that of one which it lies over.
     fn configured_group(&self, node_name: &str) -> Option<&str> {
-        // There are none, mostly, and who looks at all blockdevs asks for each.
+        // There are none, mostly.
         if self.config.throttle_groups.is_empty() {
             return None;
         }

@@ -28,8 +28,8 @@ impl Daemon {
         let config = self.config.clone();
         let names = config.node_names();
         let disks = names.iter().filter_map(|name| Some(((*name).to_owned(), self.open_disk(name)?))).collect();
-        let limits = names.iter().filter_map(|name| Some(((*name).to_owned(), self.group_of(name)?)));
-        let limits = limits.map(|(name, group)| (name, (group.name().to_owned(), group.limits()))).collect();
+        let limits = self.groups().into_iter();
+        let limits = limits.map(|(name, group)| (name.to_owned(), (group.name().to_owned(), group.limits()))).collect();
         let shutting_down = config.exports.iter().filter(|export| self.is_shutting_down(&export.id));
         let shutting_down = shutting_down.map(|export| export.id.clone()).collect();
         View { config, disks, limits, shutting_down, fd_sets: self.shown_fd_sets(), watched: self.registry.read() }

@@ -14,6 +14,7 @@
 use egret_event_loop::Nanos;
 
 use super::limits::{Limit, Limits, Rates};
+use crate::request::PartOf;
 
 const SECOND: f64 = 1e9;
 
@@ -39,8 +40,7 @@ impl Direction {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     pub(crate) bytes: u64,
-    /// It is all of what was asked for, or the first part.
-    pub(crate) is_first: bool,
+    pub(crate) part: PartOf,
 }
 
 /// One limit, and how far it is used up.
@@ -156,8 +156,8 @@ impl Buckets {
     }
 
     /// Counts a request that begins.
-    pub(super) fn account(&mut self, direction: Direction, Cost { bytes, is_first }: Cost) {
-        let large = self.request_bytes > 0 && (bytes > self.request_bytes || !is_first);
+    pub(super) fn account(&mut self, direction: Direction, Cost { bytes, part: PartOf { whole, is_first } }: Cost) {
+        let large = self.request_bytes > 0 && whole > self.request_bytes;
         let units = if large { bytes as f64 / self.request_bytes as f64 } else { f64::from(u8::from(is_first)) };
         self.bytes.of(direction).into_iter().for_each(|bucket| bucket.fill(bytes as f64));
         self.requests.of(direction).into_iter().for_each(|bucket| bucket.fill(units));
@@ -231,13 +231,33 @@ mod tests {
             [(512, 0, 1.0), (1024, 0, 1.0), (1024, 17 * 512, 1.0), (64 * 512, 13 * 512, 64.0 / 13.0)]
         {
             let mut buckets = Buckets::new(&Limits { bytes: rate(150), requests: rate(150), request_bytes });
-            buckets.account(Direction::Read, Cost { bytes, is_first: true });
-            buckets.account(Direction::Write, Cost { bytes, is_first: true });
+            let cost = Cost { bytes, part: PartOf::all(bytes) };
+            buckets.account(Direction::Read, cost);
+            buckets.account(Direction::Write, cost);
             let levels = |all: &ByDirection| [all.total.level, all.read.level, all.write.level];
             let expected = |one: f64| [2.0 * one, one, one];
             let near = |a: [f64; 3], b: [f64; 3]| a.into_iter().zip(b).all(|(a, b)| is(a, b));
             assert!(near(levels(&buckets.bytes), expected(bytes as f64)), "{buckets:?}");
             assert!(near(levels(&buckets.requests), expected(units)), "{buckets:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_counts_as_much_in_parts_as_it_does_whole_however_many_bytes_are_one() {
+        const PART: u64 = 1 << 20;
+        let requests = Rates { total: limit(1000, 0, 1), ..Rates::default() };
+        for request_bytes in [0, 4096, PART - 512, PART, 3 * PART / 2, 2 * PART, 7 * PART / 2, 1 << 30] {
+            for parts in 1..5 {
+                let whole = parts * PART;
+                let level = |costs: &[Cost]| {
+                    let mut buckets = Buckets::new(&Limits { requests, request_bytes, ..Limits::default() });
+                    costs.iter().for_each(|cost| buckets.account(Direction::Read, *cost));
+                    buckets.requests.total.level
+                };
+                let of_parts = (0..parts).map(|part| Cost { bytes: PART, part: PartOf { whole, is_first: part == 0 } });
+                let (parts, all) = (of_parts.collect::<Vec<_>>(), Cost { bytes: whole, part: PartOf::all(whole) });
+                assert!(is(level(&parts), level(&[all])), "{whole} bytes, where {request_bytes} are one");
+            }
         }
     }
 
@@ -301,7 +321,8 @@ mod tests {
         let rates = Rates { total: limit(1000, 0, 1), ..Rates::default() };
         let mut buckets = Buckets::new(&Limits { requests: rates, ..Limits::default() });
         buckets.leak(Nanos::from_millis(1000));
-        (0..200).for_each(|_| buckets.account(Direction::Read, Cost { bytes: 512, is_first: true }));
+        let cost = Cost { bytes: 512, part: PartOf::all(512) };
+        (0..200).for_each(|_| buckets.account(Direction::Read, cost));
         buckets.leak(Nanos::from_millis(500));
         buckets.leak(Nanos::from_millis(1010));
         assert!(is(buckets.requests.total.level, 190.0));

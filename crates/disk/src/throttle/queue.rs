@@ -14,7 +14,7 @@ use egret_event_loop::Nanos;
 use super::buckets::{Cost, Direction};
 use super::group::{Throttle, ThrottleGroupMember};
 use super::schedule::{ByDirection, QueueId};
-use crate::request::{Request, RequestToken};
+use crate::request::{PartOf, Request, RequestToken};
 
 /// Requests that wait for their turn, the oldest first.
 pub(crate) struct ThrottledQueue {
@@ -32,7 +32,7 @@ pub(crate) struct ThrottledQueue {
 
 enum Waiting {
     /// It may be of several that are one request to whoever asked for them: of these the first alone counts as a request.
-    Here { request: Request, is_first: bool },
+    Here { request: Request, part: PartOf },
     /// It was taken back, and has a ticket.
     Kept(Place),
 }
@@ -54,8 +54,8 @@ impl Place {
 impl Waiting {
     const fn cost(&self) -> Cost {
         match self {
-            Self::Here { request, is_first } => Cost { bytes: request.len, is_first: *is_first },
-            Self::Kept(place) => Cost { bytes: place.bytes, is_first: true },
+            Self::Here { request, part } => Cost { bytes: request.len, part: *part },
+            Self::Kept(place) => Cost { bytes: place.bytes, part: PartOf::all(place.bytes) },
         }
     }
 
@@ -99,9 +99,9 @@ impl ThrottledQueue {
     }
 
     /// Takes a request in.
-    pub(crate) fn push(&mut self, direction: Direction, request: Request, is_first: bool) {
+    pub(crate) fn push(&mut self, direction: Direction, request: Request, part: PartOf) {
         let place = Place::of(direction, &request);
-        let one = Waiting::Here { request, is_first };
+        let one = Waiting::Here { request, part };
         if self.kept == 0 {
             return self.waiting[direction as usize].push_back(one);
         }

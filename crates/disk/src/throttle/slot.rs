@@ -7,7 +7,7 @@ use egret_event_loop::Nanos;
 use super::buckets::Direction;
 use super::group::Throttle;
 use super::queue::{Place, ThrottledQueue};
-use crate::request::{Request, RequestToken};
+use crate::request::{PartOf, Request, RequestToken};
 
 /// See the module's description.
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl ThrottledSlot {
         throttle: &Throttle,
         direction: Option<Direction>,
         request: Request,
-        is_first: bool,
+        part: PartOf,
     ) {
         let Self { queue, released, turns, .. } = self;
         let limited = direction.and_then(|direction| {
@@ -38,7 +38,7 @@ impl ThrottledSlot {
         });
         match limited {
             Some((direction, queue)) if !take_turn(turns, direction, &request) => {
-                queue.push(direction, request, is_first);
+                queue.push(direction, request, part);
             }
             _ => released.push_back(request),
         }

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 
-use egret_disk::{EngineSet, Op, Slab};
+use egret_disk::{EngineSet, Op, PartOf, Slab};
 use egret_event_loop::{Nanos, clock};
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
 use egret_nbd::{Channel, ChannelError, Received};
@@ -132,6 +132,11 @@ struct Command {
 impl Command {
     const fn has_ended(&self) -> bool {
         self.is_cut && self.parts == 0
+    }
+
+    /// What of it begins there on the disk.
+    const fn part_at(&self, offset: u64) -> PartOf {
+        PartOf { whole: self.len, is_first: offset == self.to.offset }
     }
 
     /// Counts what was done of it for a client that is gone, when no more of it is to come back.
@@ -518,12 +523,16 @@ impl Client {
         }
         self.in_flight += 1;
         let buffers = if data > 0 { core.pool.take(data) } else { Buffers::default() };
-        let is_first = match command.kind {
+        let part = match command.kind {
             // It has no data, and so no length that is the most.
-            Kind::Cache => (offset - command.to.offset).is_multiple_of(DEFAULT_PAYLOAD.into()),
-            _ => offset == command.to.offset,
+            Kind::Cache => {
+                let (most, begun) = (u64::from(DEFAULT_PAYLOAD), offset - command.to.offset);
+                let whole = (command.len - begun / most * most).min(most);
+                PartOf { whole, is_first: begun.is_multiple_of(most) }
+            }
+            _ => command.part_at(offset),
         };
-        core.push(engines, (self.id, index), op, offset..offset + len, buffers, is_first);
+        core.push(engines, (self.id, index), op, offset..offset + len, buffers, part);
         Ok(Step::Done)
     }
 
@@ -545,8 +554,8 @@ impl Client {
             self.current = Current::Cut(index);
         }
         self.in_flight += 1;
-        let is_first = offset == command.to.offset;
-        core.push(engines, (self.id, index), Op::Write { fua }, offset..offset + len, buffers, is_first);
+        let part = command.part_at(offset);
+        core.push(engines, (self.id, index), Op::Write { fua }, offset..offset + len, buffers, part);
         Ok(Step::Done)
     }
 }

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use egret_disk::Disk;
 use egret_nbd::protocol::{
     ANSWER_MAGIC, BlockSizes, DEFAULT_PAYLOAD, GREETING_MAGIC, Headers, OPTION_MAGIC, answer, export_flag,
     handshake_flag, info, option,
@@ -219,9 +218,8 @@ impl Handshake {
                 if offer.is_full() {
                     return Err(Some(format!("export '{name}' has as many clients as its max-connections")));
                 }
-                let disk = offer.disk();
-                self.output.extend(disk.size().to_be_bytes());
-                self.output.extend(self.export_flags(&offer.options, &disk).to_be_bytes());
+                self.output.extend(offer.disk().size().to_be_bytes());
+                self.output.extend(self.export_flags(&offer.options).to_be_bytes());
                 if self.flags.is_some_and(|flags| flags & u32::from(handshake_flag::NO_ZEROES) == 0) {
                     self.output.extend([0; 124]);
                 }
@@ -288,7 +286,7 @@ impl Handshake {
             return None;
         }
         let disk = offer.disk();
-        let (size, flags) = (disk.size().to_be_bytes(), self.export_flags(&offer.options, &disk).to_be_bytes());
+        let (size, flags) = (disk.size().to_be_bytes(), self.export_flags(&offer.options).to_be_bytes());
         let minimum = 512;
         let preferred = disk.physical_block_size().next_power_of_two().clamp(4096, DEFAULT_PAYLOAD);
         let sizes = BlockSizes { minimum, preferred, maximum: DEFAULT_PAYLOAD }.to_bytes();
@@ -351,13 +349,14 @@ impl Handshake {
         self.answer(option, answer::ACK, &[]);
     }
 
-    fn export_flags(&self, options: &NbdOptions, disk: &Disk) -> u16 {
+    fn export_flags(&self, options: &NbdOptions) -> u16 {
         use export_flag::{
             CAN_MULTI_CONN, HAS_FLAGS, READ_ONLY, SEND_CACHE, SEND_DF, SEND_FAST_ZERO, SEND_FLUSH, SEND_FUA, SEND_TRIM,
             SEND_WRITE_ZEROES,
         };
         let when = |condition: bool, flags: u16| if condition { flags } else { 0 };
-        // A flush is of the disk, whoever has written.
+        // A flush is of the disk, whoever has written. Whether zeroes are fast is said of each request: the disk may be opened
+        // otherwise meanwhile.
         HAS_FLAGS
             | SEND_FLUSH
             | SEND_FUA
@@ -365,8 +364,7 @@ impl Handshake {
             | CAN_MULTI_CONN
             | when(self.headers != Headers::Simple, SEND_DF)
             | when(!options.writable, READ_ONLY)
-            | when(options.writable, SEND_TRIM | SEND_WRITE_ZEROES)
-            | when(options.writable && disk.zeroes_fast(true), SEND_FAST_ZERO)
+            | when(options.writable, SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO)
     }
 
     /// Answers who wants no more.
@@ -391,6 +389,8 @@ impl Handshake {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use egret_disk::Disk;
+
     use super::*;
 
     /// An option's bytes.

@@ -11,7 +11,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::Wake;
 
-use egret_disk::{Action, Completion, Disk, DiskSlot, Ended, EngineSet, Failure, Op, Request, RequestToken, Slab};
+use egret_disk::{
+    Action, Completion, Disk, DiskSlot, Ended, EngineSet, Failure, Op, PartOf, Request, RequestToken, Slab,
+};
 use egret_event_loop::{LoopHandle, Nanos, SourceId};
 use egret_vring::memory::{Buffers, Lent};
 use rustix::event::Timespec;
@@ -113,13 +115,13 @@ impl Core {
         op: Op,
         bytes: Range<u64>,
         buffers: Buffers,
-        is_first: bool,
+        part: PartOf,
     ) {
         let Some(slot) = self.slot else { return };
         let (offset, len) = (bytes.start, bytes.end - bytes.start);
-        let part = self.parts.insert(Part { client: client.index, command, offset, len: len as u32 });
-        let token = RequestToken::new(self.source, part as u16);
-        engines.push_part(slot, Request { op, offset, len, buffers: Lent::of_pages(buffers), token }, is_first);
+        let place = self.parts.insert(Part { client: client.index, command, offset, len: len as u32 });
+        let token = RequestToken::new(self.source, place as u16);
+        engines.push_part(slot, Request { op, offset, len, buffers: Lent::of_pages(buffers), token }, part);
     }
 
     /// Asks the export's thread what is allocated.
@@ -223,7 +225,7 @@ impl Lane {
         }
         // A lane that is stopped does them, too: they are the ends of what has begun, and this disk has to have them.
         while let Some(of) = self.core.flushes.pop() {
-            self.core.push(engines, of, Op::Flush, 0..0, Buffers::default(), false);
+            self.core.push(engines, of, Op::Flush, 0..0, Buffers::default(), PartOf::all(0));
         }
         if self.is_stopped {
             return;

@@ -115,6 +115,7 @@ fn a_disk_is_in_one_throttle_group_that_is_there() {
     let config = checked(&[inline, above, "throttle,node-name=u,throttle-group=limits1,file=d0"]).unwrap();
     for (node, groups) in [("t", vec!["limits0"]), ("r", vec!["limits0"]), ("u", vec!["limits1"]), ("d0", vec![])] {
         assert_eq!(config.disk(node).unwrap().throttle_groups, groups, "{node}");
+        assert_eq!(config.throttled().get(node).copied(), groups.first().copied(), "{node}");
     }
     assert_eq!(
         checked(&[&inline.replace("limits0", "limit1")]).unwrap_err(),

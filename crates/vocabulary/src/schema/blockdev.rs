@@ -265,7 +265,8 @@ static SHAPE: Shape = Shape {
             harmless: Harmless::No,
             because: "persistent reservations are not passed on; a logical unit keeps its own, in its pr-file",
         },
-        Foreign { name: "offset", harmless: Harmless::Zero, because: "a disk is a whole file or device" },
+        Foreign { name: "offset", harmless: Harmless::Zero, because: NO_PARTS },
+        Foreign { name: "size", harmless: Harmless::No, because: NO_PARTS },
         nbd_client::BITMAP,
         Foreign { name: "config", harmless: Harmless::No, because: "rules of blkdebug are written in its own keys" },
         Foreign { name: "align", harmless: Harmless::Zero, because: NO_OTHER_LIMITS },
@@ -279,6 +280,8 @@ static SHAPE: Shape = Shape {
     ],
 };
 
+/// Of raw.
+const NO_PARTS: &str = "a disk is a whole file or device";
 /// Of blkdebug.
 const NO_OTHER_LIMITS: &str = "what is in blkdebug has the limits that it has without";
 /// Likewise.

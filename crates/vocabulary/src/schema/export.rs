@@ -250,6 +250,11 @@ const FOREIGN: &[Foreign] = &[
         harmless: Harmless::Any,
         because: "a client that asks for it over NBD is told: it is 1 everywhere",
     },
+    Foreign {
+        name: "allow-inactive",
+        harmless: Harmless::Off,
+        because: "an image is locked for as long as an export of it over NBD is there",
+    },
 ];
 
 static ADDR: Shape = Shape {

@@ -23,7 +23,7 @@ pub enum Problem {
         /// The nearest known key, or all of them.
         hint: String,
     },
-    /// A key of this object's siblings: `size` on a `file`.
+    /// A key of this object's siblings: `latency-ns` on a `file`.
     #[error("key '{key}' belongs to {owners}, and this is {this}")]
     Elsewhere {
         /// The key.

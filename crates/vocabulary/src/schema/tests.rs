@@ -257,8 +257,8 @@ fn an_unknown_key_names_the_nearest_known_one() {
              open-timeout",
         ),
         (
-            "file,node-name=d,size=1M",
-            "blockdev 'd': key 'size' belongs to driver null-co or null-aio, and this is file",
+            "file,node-name=d,latency-ns=1",
+            "blockdev 'd': key 'latency-ns' belongs to driver null-co or null-aio, and this is file",
         ),
         ("file,node-name=d", "blockdev 'd': filename is missing"),
         ("node-name=d", "blockdev 'd': driver is missing"),
@@ -333,6 +333,19 @@ fn what_qemu_has_and_we_have_not_is_said_to_be_so_unless_it_changes_nothing() {
         assert!(error.contains("is QEMU's and not done here: there are no dirty bitmaps"), "{error}");
     }
     read::<Export>("nbd,id=e,node-name=d,allocation-depth=on").unwrap();
+    read::<Export>("nbd,id=e,node-name=d,allow-inactive=off").unwrap();
+    assert_eq!(
+        error::<Export>("nbd,id=e,node-name=d,allow-inactive=on"),
+        "export 'e': allow-inactive=on is QEMU's and not done here: an image is locked for as long as an export of it over NBD \
+         is there"
+    );
+    read::<Blockdev>("raw,node-name=d,file=x,offset=0").unwrap();
+    for part in ["offset=512", "size=1M"] {
+        assert_eq!(
+            error::<Blockdev>(&format!("raw,node-name=d,file=x,{part}")),
+            format!("blockdev 'd': {part} is QEMU's and not done here: a disk is a whole file or device")
+        );
+    }
     assert!(error::<Blockdev>("file,node-name=d,filename=x,force-share=on").contains("use locking=off"));
     read::<Blockdev>("file,node-name=d,filename=x,force-share=off,drop-cache=on,x-check-cache-dropped=off,active=on")
         .unwrap();

@@ -1,9 +1,10 @@
 //! Limits and fairness, in virtual time.
 
 use super::*;
+use crate::request::PartOf;
 use crate::throttle::{Limit, Rates};
 
-const WHOLE: Cost = Cost { bytes: 4096, is_first: true };
+const WHOLE: Cost = Cost { bytes: 4096, part: PartOf::all(4096) };
 
 fn limits(requests: Limit) -> Limits {
     Limits { requests: Rates { total: requests, ..Rates::default() }, ..Limits::default() }
@@ -302,8 +303,9 @@ fn what_is_asked_for_in_parts_counts_as_one_request_and_with_all_its_bytes() {
     let parts = |limits: Limits| {
         let mut schedule = Schedule::new(limits);
         let (disk, queue) = (schedule.join(), schedule.open());
-        for is_first in [[true; 1].as_slice(), &[false; 31], &[true; 2]].concat() {
-            schedule.ask(disk, queue, Direction::Read, Cost { is_first, ..WHOLE });
+        let part = |is_first| PartOf { whole: 32 * 4096, is_first };
+        for part in [[part(true)].as_slice(), &[part(false); 31], &[WHOLE.part; 2]].concat() {
+            schedule.ask(disk, queue, Direction::Read, Cost { part, ..WHOLE });
         }
         schedule.grant(Nanos::ZERO);
         schedule.take(queue)[Direction::Read as usize]
@@ -313,5 +315,5 @@ fn what_is_asked_for_in_parts_counts_as_one_request_and_with_all_its_bytes() {
     let bytes = Rates { total: average(10 * 4096), ..Rates::default() };
     assert_eq!(parts(Limits { bytes, ..Limits::default() }), 2);
     // Where so many bytes are a request of their own, those of parts are likewise.
-    assert_eq!(parts(Limits { request_bytes: 2 * 4096, ..limits(average(60)) }), 12);
+    assert_eq!(parts(Limits { request_bytes: 2 * 4096, ..limits(average(60)) }), 13);
 }

@@ -29,7 +29,7 @@ fn waiting(throttle: &Throttle, reads: u64, now: Nanos) -> ThrottledSlot {
     for token in 0..reads {
         let request =
             Request { op: Op::Read, offset: 0, len: 512, buffers: Lent::default(), token: RequestToken(token) };
-        slot.enqueue(throttle, Some(Direction::Read), request, true);
+        slot.enqueue(throttle, Some(Direction::Read), request, PartOf::all(512));
     }
     slot.release(throttle, now);
     slot
@@ -78,7 +78,7 @@ fn a_disk_with_nothing_that_waits_does_not_ask_for_the_group_that_others_look_at
 #[test]
 fn what_waits_while_much_is_paid_that_is_owed_has_no_turn_before_and_is_taken_back_and_let_go_as_ever() {
     const OWED: usize = 5000;
-    const COST: Cost = Cost { bytes: 512, is_first: true };
+    const COST: Cost = Cost { bytes: 512, part: PartOf::all(512) };
     let (group, throttle) = limited(1000);
     let (member, _) = throttle.member().unwrap();
     let mut schedule = group.lock();

@@ -19,6 +19,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::super::client::{Contexts, PART};
 use super::super::extents;
+use super::super::haggle::haggle;
+use super::super::handshake::tests::said;
 use super::super::kind::Kind;
 use super::super::server::Place;
 use super::*;
@@ -79,8 +81,13 @@ impl Fixture {
 
     /// Has so many requests begin at once, and then one a second.
     fn limit_requests(&mut self, burst: u64) {
+        self.limit_requests_of(0, burst);
+    }
+
+    /// The same, where so many bytes are a request.
+    fn limit_requests_of(&mut self, request_bytes: u64, burst: u64) {
         let total = Limit { average: 1, burst, burst_seconds: 1 };
-        let limits = Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() };
+        let limits = Limits { requests: Rates { total, ..Rates::default() }, request_bytes, ..Limits::default() };
         self.lane().core.disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
     }
 
@@ -406,24 +413,23 @@ fn a_long_read_is_done_part_by_part_and_alone_where_its_data_comes_without_its_p
 #[test]
 fn a_request_that_is_done_in_parts_counts_once_against_limits() {
     const PARTS: usize = 32;
-    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
-    fixture.limit_requests(PARTS as u64);
-    let mut client = fixture.connect(request(0, command::READ, (PARTS * MIB) as u64));
-    let mut left = 16 + PARTS * MIB;
-    while left > 0 {
-        fixture.io.turn().unwrap();
-        left -= heard(&mut client);
-    }
-    // If it did count for each part a second would go by between these, and in a turn.
-    client.write_all(&request(0, command::READ, 512).repeat(PARTS)).unwrap();
-    let mut left = PARTS * (16 + 512);
-    for _ in 0..8 {
-        if left > 0 {
-            fixture.io.turn().unwrap();
-            left -= heard(&mut client);
+    const BYTES: usize = PARTS * MIB;
+    for (command, answer) in [(command::READ, 16 + BYTES), (command::CACHE, 16)] {
+        for request_bytes in [0, BYTES as u64] {
+            let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+            fixture.limit_requests_of(request_bytes, PARTS as u64);
+            let others = request(0, command::READ, 512).repeat(PARTS);
+            let mut client = fixture.connect([request(0, command, BYTES as u64), others].concat());
+            let mut left = answer + PARTS * (16 + 512);
+            while left > 0 {
+                fixture.io.turn().unwrap();
+                left -= heard(&mut client);
+                // With what it counts as more the last of the others would be over the brim.
+                let waits = fixture.io.backend().deadline().is_some_and(|at| at > clock::now());
+                assert!(!waits, "{command} where {request_bytes} bytes are one");
+            }
         }
     }
-    assert_eq!(left, 0);
 }
 
 #[test]
@@ -642,6 +648,7 @@ impl Remote for Far {
 #[test]
 fn zeroes_that_are_to_be_fast_or_not_at_all_are_refused_where_they_may_be_slow_and_others_are_not() {
     use command_flag::{FAST_ZERO, FUA, NO_HOLE};
+    use egret_nbd::protocol::{export_flag, option};
     let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
     let core = &mut fixture.lane().core;
     core.disk = Arc::new(Disk::open(&Options::new("far", Driver::Remote(RemoteDisk::new(Far)))).unwrap());
@@ -654,6 +661,10 @@ fn zeroes_that_are_to_be_fast_or_not_at_all_are_refused_where_they_may_be_slow_a
         assert_eq!(ask(flags), Ok(Kind::WriteZeroes { unmap: flags & NO_HOLE == 0, fua: flags & FUA != 0 }));
         assert_eq!(ask(flags | FAST_ZERO), Err(Errno::OPNOTSUPP));
     }
+    let chosen = said(option::EXPORT_NAME, b"disk");
+    let (told, _) = haggle(&core.disk, false, &[&3_u32.to_be_bytes(), &chosen]);
+    let flags = u16::from_be_bytes(*told.last_chunk().unwrap());
+    assert_ne!(flags & export_flag::SEND_FAST_ZERO, 0, "whoever is told that may ask, and is told why not");
 }
 
 #[test]
