@@ -8,6 +8,7 @@ mod peer;
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use egret_vring::memory::Region;
 use egret_vring::ring::{InflightConfig, Piece};
 
 use peer::*;
+use rustix::event::{EventfdFlags, eventfd};
 use vm::*;
 
 const MIB: u64 = 1 << 20;
@@ -139,12 +141,27 @@ fn a_session_goes_on_with_its_rings_memory_record_and_log_and_its_client_is_not_
                 assert_eq!([vm.reads(0, 100), vm.reads(1, 100)], [100 + turn; 2], "{shape:?}");
                 assert_eq!(vm.peer.ask_u64(GET_QUEUE_NUM), QUEUES.into());
             }
+            // The used index of the first queue, which a record of this kind has there.
+            let used = || {
+                let mut used = [0; 2];
+                record.file.read_exact_at(&mut used, if shape.packed { 16 } else { 14 }).unwrap();
+                used
+            };
+            let before = used();
+            vm.reads(0, 100);
+            assert_eq!(used() != before, has_record, "{shape:?}");
             vm.start_logging();
+            let logged = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+            vm.peer.say(SET_LOG_FD, NEED_REPLY, &[], &[logged.as_fd()]);
+            assert_eq!(vm.peer.hear(), Some(longs(&[0])));
             let export = image.replace(export);
             vm.clear_log();
             vm.reads(0, 100);
             vm.sync();
-            assert!(read_log(&vm.log).is_superset(&pages(BUFFER..BUFFER + 512)), "{shape:?}");
+            let written = read_log(&vm.log);
+            assert!(written.is_superset(&pages(BUFFER..BUFFER + 512)), "{shape:?}");
+            assert!(!written.is_disjoint(&vm.ring_pages(0)), "{shape:?}");
+            rustix::io::read(&logged, &mut [0; 8]).expect("its front-end is told");
             vm.stop_logging();
             // What was said of rings is known: they stop, and go on where they were.
             vm.stop();
@@ -154,6 +171,51 @@ fn a_session_goes_on_with_its_rings_memory_record_and_log_and_its_client_is_not_
             assert_eq!(vm.peer.0.read(&mut [0]).unwrap(), 0, "one that nobody keeps is over");
         }
     }
+}
+
+#[test]
+fn a_packed_ring_that_stopped_where_it_once_began_is_known_to_have_run() {
+    let image = Image::new();
+    let (ours, export) = image.begin();
+    let mut vm = Vm::boot(ours, Rings { packed: true, event_idx: true, size: 16 });
+    // Two laps: ten of three descriptors, and one of two.
+    for _ in 0..10 {
+        vm.reads(0, 0);
+    }
+    let piece = |addr, len| Piece { addr, len };
+    vm.write(HEADER, &4u128.to_le_bytes());
+    vm.add(0, &[piece(HEADER, 16)], &[piece(STATUS, 1)]);
+    vm.publish();
+    vm.ends_well(0);
+    let _next = image.replace(export);
+    vm.reads(0, 0);
+}
+
+#[test]
+fn rings_and_memory_are_what_the_client_has_said_last() {
+    let image = Image::new();
+    let (ours, export) = image.begin();
+    let mut vm = Vm::boot(ours, Rings { packed: false, event_idx: false, size: 16 });
+    // Another table in the place of the first, memory that comes and goes, and a ring that is not to run.
+    vm.share_again();
+    let other = Region::anonymous(1 << 40, 1 << 20).unwrap();
+    let row = longs(&[0, other.guest_addr, other.size, 1 << 40, 0]);
+    let add = |vm: &mut Vm| {
+        vm.peer.say(ADD_MEM_REG, NEED_REPLY, &row, &[other.file.as_fd()]);
+        assert_eq!(vm.peer.hear(), Some(longs(&[0])));
+    };
+    add(&mut vm);
+    assert_eq!(vm.peer.order(SET_VRING_ENABLE, &words(&[1, 0])), Some(0));
+    let export = image.replace(export);
+    vm.request(1, 0, 0);
+    vm.sync();
+    assert!(!vm.rings[1].driver.has_used(), "it was disabled");
+    assert_eq!(vm.peer.order(SET_VRING_ENABLE, &words(&[1, 1])), Some(0));
+    vm.ends_well(1);
+    // It is there still, and then is not.
+    assert_eq!(vm.peer.order(REM_MEM_REG, &row), Some(0));
+    let _next = image.replace(export);
+    add(&mut vm);
 }
 
 #[test]

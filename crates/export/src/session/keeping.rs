@@ -72,9 +72,6 @@ impl Session<'_> {
         if let Err(e) = self.device.load(state) {
             self.shared.log().warn(format_args!("the device's state is not taken: {e}"));
         }
-        if let Some(inflight) = &self.inflight {
-            self.device.note_choices(inflight);
-        }
         // Those without disks come last: functions must find the commands that lie in the other rings.
         kicks.into_iter().rev().try_for_each(|said| {
             let index = said.body.first().copied().unwrap_or_default();

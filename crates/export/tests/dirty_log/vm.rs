@@ -95,6 +95,14 @@ pub fn pages(range: Range<u64>) -> BTreeSet<u64> {
     (range.start / LOG_PAGE..range.end.div_ceil(LOG_PAGE)).collect()
 }
 
+/// Hands memory over, all at once: where the guest has it, and its size.
+fn share(peer: &Peer, files: &[&(u64, u64, File)]) {
+    let rows = files.iter().flat_map(|(at, size, _)| longs(&[*at, *size, USER + at, 0]));
+    let table = words(&[files.len() as u32, 0]).into_iter().chain(rows).collect::<Vec<_>>();
+    let fds: Vec<_> = files.iter().map(|(_, _, file)| file.as_fd()).collect();
+    peer.say(SET_MEM_TABLE, 0, &table, &fds);
+}
+
 pub struct Vm {
     pub peer: Peer,
     pub memory: Arc<GuestMemory>,
@@ -136,9 +144,7 @@ impl Vm {
         };
         let (low, low_file) = region(RINGS, queues * RING_BYTES);
         let (high, high_file) = region(DATA, DATA_BYTES);
-        let row = |at: u64, size: u64| longs(&[at, size, USER + at, 0]);
-        let table = [words(&[2, 0]), row(low.guest_addr, low.size), row(high.guest_addr, high.size)].concat();
-        peer.say(SET_MEM_TABLE, 0, &table, &[low.file.as_fd(), high.file.as_fd()]);
+        share(&peer, &[&low_file, &high_file]);
         let memory = Arc::new(GuestMemory::empty().with(low).unwrap().with(high).unwrap());
         let base = if shape.packed { PACKED_BASE as u16 } else { 0 };
         let Rings { packed, event_idx, size } = shape;
@@ -163,6 +169,11 @@ impl Vm {
             assert_eq!(vm.peer.order(SET_VRING_ENABLE, &words(&[index, 1])), Some(0));
         }
         vm
+    }
+
+    /// Hands its memory over once more.
+    pub fn share_again(&self) {
+        share(&self.peer, &self.files.each_ref());
     }
 
     pub fn queues(&self) -> u32 {

@@ -20,7 +20,7 @@ use egret_export::{Export, ExportError, Keeping, KeptSession, OpStats, QueueStat
 use egret_virtio::RequestType;
 use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
-use egret_vring::ring::{InflightConfig, PACKED_BASE};
+use egret_vring::ring::{InflightConfig, PACKED_BASE, Piece};
 
 use machine::*;
 use peer::gate::Gate;
@@ -192,6 +192,9 @@ fn a_function_that_was_sent_while_a_session_was_kept_comes_after_the_command_tha
     assert!(machine.rings[REQUESTS as usize].driver.has_used(), "its command comes first");
     // Nor is it told of another power on: its unit has gone on as it was.
     assert_eq!(machine.answer().0, 2, "it is aborted");
+    // Somewhere that is no memory.
+    machine.offer(REQUESTS, &[Piece { addr: 0, len: 51 }], &[Piece { addr: DATA + 0x800, len: 108 }]);
+    await_signal(&machine.rings[REQUESTS as usize].err);
 }
 
 #[test]
