@@ -387,6 +387,20 @@ fn as_many_workers_as_there_are_to_be_stay_however_long_they_have_waited() {
 }
 
 #[test]
+fn of_workers_that_have_waited_long_enough_together_as_many_stay_as_are_to() {
+    model(2, || {
+        // No third can be started.
+        let mut pool = Pool::new(1, 2, 1, 2);
+        pool.submit(&[(0, 2), (0, 2)]);
+        pool.await_all();
+        pool.workers.work.time_is_up();
+        pool.submit(&[(0, 2)]);
+        pool.await_all();
+        assert_eq!(pool.end(), [Ok(()); 3]);
+    });
+}
+
+#[test]
 fn what_is_left_of_a_job_is_for_any_worker_and_another_disk_is_first() {
     model(2, || {
         let mut pool = Pool::new(0, 2, 2, 2);

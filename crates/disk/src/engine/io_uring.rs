@@ -419,6 +419,10 @@ mod tests {
         let mut uring = Uring::alone(Ring::new().unwrap(), Arc::default()).unwrap();
         uring.attach(0, &disk).unwrap();
         uring.set_beside_others(true);
+        uring.push(job(0, Op::Read, &mut memory, 1));
+        uring.submit(Nanos::ZERO);
+        let begun: usize = uring.flying.get_mut(0).unwrap().buffers().iter().map(IoVec::len).sum();
+        assert_eq!(begun as u64, SHARED_PART);
         for half in memory.chunks_mut(SHARED_PART as usize / 2) {
             uring.push(job(0, Op::Read, half, 1));
         }
