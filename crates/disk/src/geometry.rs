@@ -142,10 +142,14 @@ pub(crate) fn limits(file: &File, device: bool, blocks: Blocks) -> io::Result<Li
         return Ok(Limits::unlimited(blocks.physical));
     }
     let number = file.metadata()?.rdev();
-    let whole = |bytes: u64| bytes - bytes % u64::from(blocks.logical);
-    let max_discard = whole(queue_limit(number, "discard_max_bytes").unwrap_or(0).min(MAX_EXTENT));
-    let granularity = queue_limit(number, "discard_granularity").and_then(|g| u32::try_from(g).ok()).unwrap_or(0);
-    Ok(Limits { max_discard, ..Limits::unlimited(granularity.max(blocks.logical)) })
+    Ok(device_limits(blocks.logical, |name| queue_limit(number, name)))
+}
+
+/// Likewise, of a device of which `told` says what its queue directory has.
+fn device_limits(block: u32, told: impl Fn(&str) -> Option<u64>) -> Limits {
+    let most = told("discard_max_bytes").unwrap_or(0).min(MAX_EXTENT);
+    let granularity = told("discard_granularity").and_then(|g| u32::try_from(g).ok()).unwrap_or(0);
+    Limits { max_discard: most - most % u64::from(block), ..Limits::unlimited(granularity.max(block)) }
 }
 
 /// What of a range of a file is holes: at most so many extents. A sector is data if some of it is.
@@ -224,6 +228,20 @@ mod tests {
         assert_eq!(size(&file, false).unwrap(), 4096);
         assert!(size(&file, true).is_err() && blocks(&file, true).is_err() && !is_read_only_device(&file));
         assert!(discard_device(&file, 0, 4096).is_err());
+    }
+
+    #[test]
+    fn a_device_discards_as_many_whole_blocks_as_it_says_up_to_what_keeps_a_worker_busy() {
+        for (block, most, granularity, expected) in [
+            (512, None, None, (0, 512)),
+            (4096, Some(0), Some(0), (0, 4096)),
+            (512, Some((1 << 25) - 512), Some(1 << 20), ((1 << 25) - 512, 1 << 20)),
+            (4096, Some((1 << 25) - 512), Some(512), ((1 << 25) - 4096, 4096)),
+            (4096, Some(u64::MAX), Some(u64::MAX), (MAX_EXTENT, 4096)),
+        ] {
+            let limits = device_limits(block, |name| if name == "discard_max_bytes" { most } else { granularity });
+            assert_eq!((limits.max_discard, limits.discard_granularity), expected, "{block} {most:?} {granularity:?}");
+        }
     }
 
     /// What is told of a file of 8192 bytes, as from whence there is data up to where.

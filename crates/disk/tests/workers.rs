@@ -334,6 +334,32 @@ fn batches_that_come_before_a_worker_has_looked_leave_none_asleep_afterwards() {
     });
 }
 
+#[test]
+fn a_worker_that_is_on_its_way_is_not_called_for_once_more() {
+    model(3, || {
+        let mut pool = Pool::new(0, 2, 1, 2);
+        pool.submit(&[(0, 2)]);
+        pool.workers.call(pool.workers.lock());
+        pool.await_all();
+        assert_eq!(sync::thread::LEFT.get(), 1, "one of the two is still to be had");
+        assert_eq!(pool.end(), [Ok(())]);
+    });
+}
+
+#[test]
+fn a_worker_that_has_waited_long_enough_stays_for_a_job_that_has_come_by_then() {
+    model(3, || {
+        // No other can be started.
+        let mut pool = Pool::new(0, 1, 1, 1);
+        pool.submit(&[(0, 2)]);
+        pool.await_all();
+        pool.submit(&[(0, 2)]);
+        pool.workers.work.time_is_up();
+        pool.await_all();
+        assert_eq!(pool.end(), [Ok(()); 2]);
+    });
+}
+
 /// One job and then another, while a worker that waits may find that it has waited long enough.
 fn two_jobs_while_time_runs_out(bound: usize, make: fn() -> Pool) {
     model(bound, move || {
@@ -363,6 +389,20 @@ fn as_many_workers_as_there_are_to_be_stay_however_long_they_have_waited() {
 #[test]
 fn beside_a_worker_that_stays_others_come_and_go() {
     two_jobs_while_time_runs_out(2, || Pool::new(1, 2, 1, 2));
+}
+
+#[test]
+fn of_workers_that_have_waited_long_enough_together_as_many_stay_as_are_to() {
+    model(2, || {
+        // No third can be started.
+        let mut pool = Pool::new(1, 2, 1, 2);
+        pool.submit(&[(0, 2), (0, 2)]);
+        pool.await_all();
+        pool.workers.work.time_is_up();
+        pool.submit(&[(0, 2)]);
+        pool.await_all();
+        assert_eq!(pool.end(), [Ok(()); 3]);
+    });
 }
 
 #[test]

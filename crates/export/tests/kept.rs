@@ -197,7 +197,7 @@ fn rings_and_memory_are_what_the_client_has_said_last() {
     let (ours, export) = image.begin();
     let mut vm = Vm::boot(ours, Rings { packed: false, event_idx: false, size: 16 });
     // Another table in the place of the first, memory that comes and goes, and a ring that is not to run.
-    vm.share_again();
+    share(&vm.peer, &vm.files.each_ref());
     let other = Region::anonymous(1 << 40, 1 << 20).unwrap();
     let row = longs(&[0, other.guest_addr, other.size, 1 << 40, 0]);
     let add = |vm: &mut Vm| {

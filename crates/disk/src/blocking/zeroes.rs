@@ -128,4 +128,14 @@ mod tests {
         disk.blocks.logical = 2048;
         assert_eq!(whole_block(&disk), 2048);
     }
+
+    #[test]
+    fn a_discard_that_the_kernel_has_no_way_for_succeeds_and_is_asked_for_no_more() {
+        let image = Image::new(1 << 20);
+        let mut disk = Disk::open(&image.options()).unwrap();
+        // A file does not know what is asked of devices.
+        disk.become_a_device();
+        assert_eq!(discard(&disk, 0..4096), Ok(4096));
+        assert!(!disk.able.discard.load(Ordering::Relaxed));
+    }
 }

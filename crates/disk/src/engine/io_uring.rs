@@ -348,13 +348,17 @@ mod tests {
         (image, disk)
     }
 
-    /// Has the kernel fill `memory`, which must be there until that has ended.
-    fn read_into(uring: &mut Uring, slot: u32, memory: &mut [u8; 4096]) {
-        // SAFETY: as the caller sees to.
-        let buffers = unsafe { Lent::assume(vec![IoVec::new(memory.as_mut_ptr(), memory.len())]) };
-        let request = Request { op: Op::Read, offset: 0, len: 4096, buffers, token: RequestToken(0) };
-        uring.push(Job::new(slot, request));
-        uring.submit(Nanos::ZERO);
+    /// A request for all of `memory`, in so many pieces; it must be there until that has ended.
+    fn job(slot: u32, op: Op, memory: &mut [u8], pieces: usize) -> Box<Job> {
+        let len = memory.len();
+        let piece = |part: &mut [u8]| {
+            // SAFETY: as the caller sees to.
+            unsafe { IoVec::new(part.as_mut_ptr(), part.len()) }
+        };
+        let pieces = memory.chunks_mut(len / pieces).map(piece).collect();
+        // SAFETY: likewise.
+        let buffers = unsafe { Lent::assume(pieces) };
+        Job::new(slot, Request { op, offset: 0, len: len as u64, buffers, token: RequestToken(0) })
     }
 
     #[test]
@@ -368,7 +372,8 @@ mod tests {
                 uring.attach(slot, &disk).unwrap();
                 assert_eq!(uring.files[slot as usize].fixed, uring.table && slot < FILES, "{slot}");
                 let mut memory = [0u8; 4096];
-                read_into(&mut uring, slot, &mut memory);
+                uring.push(job(slot, Op::Read, &mut memory, 1));
+                uring.submit(Nanos::ZERO);
                 let mut ended = None;
                 while ended.is_none() {
                     uring.ring.borrow_mut().wait(None).unwrap();
@@ -388,6 +393,44 @@ mod tests {
                 assert_eq!(result, Some(-libc::EBADF), "nothing else is in the place of a disk that is detached");
             }
         }
+    }
+
+    #[test]
+    fn one_piece_of_memory_goes_without_a_list_and_by_a_buffer_that_is_registered_for_it() {
+        let write = Op::Write { fua: false };
+        for (op, pieces, buffer, code) in [
+            (Op::Read, 1, None, opcode::Read::CODE),
+            (Op::Read, 1, Some(3), opcode::ReadFixed::CODE),
+            (Op::Read, 2, None, opcode::Readv::CODE),
+            (write, 1, None, opcode::Write::CODE),
+            (write, 1, Some(3), opcode::WriteFixed::CODE),
+            (write, 2, None, opcode::Writev::CODE),
+        ] {
+            let mut memory = [0u8; 4096];
+            let transfer = Transfer::new(job(0, op, &mut memory, pieces));
+            assert_eq!(entry(NO_FILE, &transfer, buffer).get_opcode(), u32::from(code), "{op:?} {pieces} {buffer:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_copies_beside_other_disks_begins_a_part_at_a_time() {
+        let (_image, disk) = disk();
+        let mut memory = vec![0u8; 3 * SHARED_PART as usize / 2];
+        let mut uring = Uring::alone(Ring::new().unwrap(), Arc::default()).unwrap();
+        uring.attach(0, &disk).unwrap();
+        uring.set_beside_others(true);
+        uring.push(job(0, Op::Read, &mut memory, 1));
+        uring.submit(Nanos::ZERO);
+        let begun: usize = uring.flying.get_mut(0).unwrap().buffers().iter().map(IoVec::len).sum();
+        assert_eq!(begun as u64, SHARED_PART);
+        for half in memory.chunks_mut(SHARED_PART as usize / 2) {
+            uring.push(job(0, Op::Read, half, 1));
+        }
+        let left = [(); 2].map(|()| {
+            uring.submit(Nanos::ZERO);
+            uring.waiting
+        });
+        assert_eq!(left, [1, 0]);
     }
 
     #[test]
@@ -428,7 +471,8 @@ mod tests {
             let mut uring = Uring::alone(Ring::new().unwrap(), Arc::default()).unwrap();
             uring.attach(0, &disk).unwrap();
             let mut memory = [0u8; 4096];
-            read_into(&mut uring, 0, &mut memory);
+            uring.push(job(0, Op::Read, &mut memory, 1));
+            uring.submit(Nanos::ZERO);
             uring.ring.borrow_mut().wait(None).unwrap();
             // As a monitor does that shares the ring, when it is told to watch something no more.
             uring.ring.borrow_mut().sort();

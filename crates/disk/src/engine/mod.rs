@@ -88,8 +88,10 @@ pub trait Engine {
     /// Completions need not be announced any more.
     fn suppress(&mut self) {}
 
-    /// What announces completions, edge by edge: the same one for as long as the engine lives.
-    fn descriptor(&self) -> Option<RawFd>;
+    /// What announces completions, edge by edge, if anything does: the same one for as long as the engine lives.
+    fn descriptor(&self) -> Option<RawFd> {
+        None
+    }
 
     /// The descriptor has announced something: for who cannot see by a few loads what. Then [`reap`](Self::reap) makes system
     /// calls, too.

@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use egret_event_loop::Nanos;
@@ -103,10 +102,6 @@ impl Engine for Null {
 
     fn deadline(&self) -> Option<Nanos> {
         self.lanes.iter().filter_map(|lane| lane.waiting.front()).map(|&(at, _)| at).min()
-    }
-
-    fn descriptor(&self) -> Option<RawFd> {
-        None
     }
 
     fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {

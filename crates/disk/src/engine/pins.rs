@@ -168,11 +168,6 @@ impl Map {
         })
     }
 
-    /// Whether it is to have nothing registered.
-    const fn is_leaving(&self) -> bool {
-        self.has_failed || self.users == 0
-    }
-
     fn set_buffer(&mut self, number: usize, buffer: u16, counters: &EngineCounters) {
         self.buffers[number] = buffer + 1;
         self.registered += 1;
@@ -309,7 +304,7 @@ impl Pins {
     /// Takes a step to registering a chunk of the next map that wants one; false if none does now.
     fn pin(&mut self, ring: &Ring, now: Nanos, counters: &EngineCounters) -> bool {
         let Self { table: Table::Made(free), maps, next, wanted, leaving, .. } = self else { return false };
-        let wants = |map: &Map| !map.is_leaving() && (map.begun.is_some() || map.wanted.is_some());
+        let wants = |map: &Map| map.begun.is_some() || map.wanted.is_some();
         let can = |map: &Option<Map>| map.as_ref().is_some_and(|map| wants(map) && now >= map.not_before);
         let (before, after) = maps.split_at((*next).min(maps.len()));
         let found = after.iter().position(can).map(|at| before.len() + at).or_else(|| before.iter().position(can));
@@ -345,7 +340,7 @@ impl Pins {
             }
             Err(why) => {
                 free.push(buffer);
-                map.has_failed = true;
+                (map.has_failed, map.wanted) = (true, None);
                 *leaving = true;
                 map.tell.take().into_iter().for_each(|tell| tell(why));
             }

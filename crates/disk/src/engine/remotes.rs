@@ -86,10 +86,6 @@ impl Engine for Remotes {
         self.engines().for_each(|engine| engine.suppress());
     }
 
-    fn descriptor(&self) -> Option<RawFd> {
-        None
-    }
-
     fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
         self.served.into_iter().flatten().for_each(|served| served.engine.end(left));
     }

@@ -31,8 +31,8 @@ struct Seen {
     /// Whether those lose what was written.
     loses: bool,
     flushed: usize,
-    /// It has to be flushed before it can be asked for its size.
-    must_flush: bool,
+    /// Why it does not say its size until it is flushed.
+    keeps_size: Option<io::ErrorKind>,
     /// Its engine does nothing of what it is given.
     is_sick: bool,
     /// A size that its driver was told of and nobody has taken yet.
@@ -84,7 +84,7 @@ impl Remote for Vector {
 
     fn ask_size(&self) -> io::Result<u64> {
         let seen = self.seen.lock().unwrap();
-        if seen.must_flush { Err(io::ErrorKind::ResourceBusy.into()) } else { Ok(seen.bytes.len() as u64) }
+        seen.keeps_size.map_or(Ok(seen.bytes.len() as u64), |why| Err(why.into()))
     }
 
     fn watch(&self, _bell: &EventNotifier) {
@@ -115,7 +115,7 @@ impl Remote for Vector {
         if seen.flushed <= seen.failing {
             return Err(FlushError { errno: Errno::IO, is_loss: seen.loses });
         }
-        seen.must_flush = false;
+        seen.keeps_size = None;
         Ok(())
     }
 
@@ -562,7 +562,7 @@ fn what_a_remote_disk_has_lost_is_told_to_the_guest_that_has_it_already_and_lift
             disk
         };
         (seen.lock().unwrap().failing, seen.lock().unwrap().loses) = (1, true);
-        seen.lock().unwrap().must_flush = true;
+        seen.lock().unwrap().keeps_size = Some(io::ErrorKind::ResourceBusy);
         for _ in 0..2 {
             assert_eq!(ask(&rig.disk).unwrap_err().raw_os_error(), Some(libc::EIO));
         }
@@ -636,14 +636,17 @@ fn what_is_to_be_stable_does_not_wait_for_what_was_written_through_the_disk_befo
 }
 
 #[test]
-fn a_remote_disk_that_cannot_be_flushed_after_it_is_asked_for_its_size_is_flushed_before() {
+fn a_remote_disk_that_cannot_be_flushed_after_it_is_asked_for_its_size_is_flushed_before_and_no_other_is() {
     let (options, seen) = vector(512);
     let disk = Disk::open(&options).unwrap();
     let asks: [fn(&Disk) -> io::Result<u64>; 2] = [Disk::refresh_size, |disk| disk.grow(SIZE)];
     for ask in asks {
-        *seen.lock().unwrap() = Seen { must_flush: true, bytes: vec![0; SIZE as usize], ..Seen::default() };
-        assert_eq!(ask(&disk).unwrap(), SIZE);
-        assert_eq!(seen.lock().unwrap().jobs, [(Op::Flush, 0, 0)]);
+        let ask = |why| {
+            *seen.lock().unwrap() = Seen { keeps_size: Some(why), bytes: vec![0; SIZE as usize], ..Seen::default() };
+            (ask(&disk).map_err(|e| e.kind()), seen.lock().unwrap().flushed)
+        };
+        assert_eq!(ask(io::ErrorKind::ResourceBusy), (Ok(SIZE), 1));
+        assert_eq!(ask(io::ErrorKind::TimedOut), (Err(io::ErrorKind::TimedOut), 0));
     }
 }
 

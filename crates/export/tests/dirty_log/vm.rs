@@ -96,7 +96,7 @@ pub fn pages(range: Range<u64>) -> BTreeSet<u64> {
 }
 
 /// Hands memory over, all at once: where the guest has it, and its size.
-fn share(peer: &Peer, files: &[&(u64, u64, File)]) {
+pub fn share(peer: &Peer, files: &[&(u64, u64, File)]) {
     let rows = files.iter().flat_map(|(at, size, _)| longs(&[*at, *size, USER + at, 0]));
     let table = words(&[files.len() as u32, 0]).into_iter().chain(rows).collect::<Vec<_>>();
     let fds: Vec<_> = files.iter().map(|(_, _, file)| file.as_fd()).collect();
@@ -106,7 +106,7 @@ fn share(peer: &Peer, files: &[&(u64, u64, File)]) {
 pub struct Vm {
     pub peer: Peer,
     pub memory: Arc<GuestMemory>,
-    files: [(u64, u64, File); 2],
+    pub files: [(u64, u64, File); 2],
     features: u64,
     configs: Vec<QueueConfig>,
     /// Empty while a load has them.
@@ -169,11 +169,6 @@ impl Vm {
             assert_eq!(vm.peer.order(SET_VRING_ENABLE, &words(&[index, 1])), Some(0));
         }
         vm
-    }
-
-    /// Hands its memory over once more.
-    pub fn share_again(&self) {
-        share(&self.peer, &self.files.each_ref());
     }
 
     pub fn queues(&self) -> u32 {

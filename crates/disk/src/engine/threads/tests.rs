@@ -268,6 +268,16 @@ fn between_two_parts_of_a_job_others_have_their_turn() {
 }
 
 #[test]
+fn a_job_of_more_than_a_part_waits_in_the_line_of_large_ones() {
+    let (mut threads, _disks, _dir) = lockable(1, 1);
+    for len in [512, blocking::PART, blocking::PART + 512] {
+        push_zeroes(&mut threads, 0, len, 0);
+    }
+    let Lines { large, others } = threads.disks[0].as_ref().unwrap().1;
+    assert!(threads.pending.iter().map(|(line, _)| *line).eq([others, others, large]));
+}
+
+#[test]
 fn disks_have_their_turns_one_after_the_other() {
     let (mut threads, _disks, _dir) = lockable(1, 3);
     (0..100).for_each(|token| push_zeroes(&mut threads, 0, 512, token));

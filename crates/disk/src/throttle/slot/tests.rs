@@ -23,13 +23,15 @@ fn limited(average: u64) -> (Arc<ThrottleGroup>, Throttle) {
     (group, throttle)
 }
 
+fn read_of(token: u64) -> Request {
+    Request { op: Op::Read, offset: 0, len: 512, buffers: Lent::default(), token: RequestToken(token) }
+}
+
 /// What waits of so many reads that come then.
 fn waiting(throttle: &Throttle, reads: u64, now: Nanos) -> ThrottledSlot {
     let mut slot = ThrottledSlot::default();
     for token in 0..reads {
-        let request =
-            Request { op: Op::Read, offset: 0, len: 512, buffers: Lent::default(), token: RequestToken(token) };
-        slot.enqueue(throttle, Some(Direction::Read), request, PartOf::all(512));
+        slot.enqueue(throttle, Some(Direction::Read), read_of(token), PartOf::all(512));
     }
     slot.release(throttle, now);
     slot
@@ -57,6 +59,20 @@ fn a_turn_that_another_loop_grants_when_a_drain_or_another_group_lets_all_go_is_
         assert_eq!((slot.turns.len(), begin(&mut slot)), (1, 0), "{is_drain}");
         assert_eq!(throttle.debt(SECOND), Debt::default());
     }
+}
+
+#[test]
+fn when_to_look_again_is_told_by_the_direction_in_which_something_waits_and_by_no_other() {
+    let read = Limit { average: 1, ..Limit::default() };
+    let limits = Limits { requests: Rates { read, ..Rates::default() }, ..Limits::default() };
+    let throttle = Throttle::default();
+    throttle.set_group(Some(&ThrottleGroup::new("g", limits)));
+    let mut slot = ThrottledSlot::default();
+    let again = [0, 1].map(|token| {
+        slot.enqueue(&throttle, Some(Direction::Read), read_of(token), PartOf::all(512));
+        slot.release(&throttle, Nanos::ZERO)
+    });
+    assert_eq!(again, [None, Some(Nanos::from_millis(900))]);
 }
 
 #[test]
