@@ -736,7 +736,7 @@ mod tests {
         let device: Arc<dyn Device> = Blk::new(BlkConfig { capacity_bytes: 512, ..BlkConfig::default() }).unwrap();
         let ((ours, _theirs), stop) = (UnixStream::pair().unwrap(), EventNotifier::new().unwrap());
         let (connection, mut budget) = (Connection::new(ours.into(), stop.as_fd()), ClientBudget::new());
-        let mut session = Session::new(&shared, &device, connection, &mut budget);
+        let mut session = Session::new(&shared, &device, connection, &mut budget, false);
         let memory = Arc::new(GuestMemory::empty());
         let (to, pinned) = (session.unpinned.to.clone(), Arc::clone(&memory));
         let unpins = thread::spawn(move || {
