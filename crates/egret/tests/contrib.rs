@@ -4,15 +4,18 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixDatagram;
-use std::process::Command;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
 use support::disk::Disk;
 use support::http::get;
-use support::scratch::{Scratch, write_script};
-use support::server::{Options, Program, Server, binary};
-use support::{PATIENCE, has_or_skips};
+use support::scratch::{Scratch, is_root_or_skips, write_script};
+use support::server::{Options, Program, Reaped, Server, binary};
+use support::survivor::{BLOCK, BLOCKS, Client};
+use support::wire::GET_FEATURES;
+use support::{PATIENCE, await_that, has_or_skips};
 
 const CONTRIB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib");
 
@@ -273,6 +276,86 @@ fn a_service_manager_hears_when_disks_are_served_and_when_they_are_not_any_more(
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert_eq!(heard(), "STOPPING=1\n");
     assert!(child.0.wait().unwrap().success());
+}
+
+/// A systemd of the test's own, as the manager of a user, where nobody else's services are.
+struct Systemd {
+    home: PathBuf,
+    process: Reaped,
+}
+
+impl Systemd {
+    /// One that has this service, which is `egret`.
+    fn start(home: PathBuf, service: &str) -> Self {
+        let units = home.join(".config/systemd/user");
+        std::fs::create_dir_all(&units).unwrap();
+        std::fs::write(units.join("egret.service"), service).unwrap();
+        // It looks whether it was booted with, and whoever is killed takes its services along.
+        const BOOT: &str =
+            "mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && /lib/systemd/systemd --user; :";
+        let mut command = Command::new("unshare");
+        command.args(["-m", "-p", "--fork", "--kill-child", "--mount-proc", "sh", "-c", BOOT]);
+        command.env("HOME", &home).env("XDG_RUNTIME_DIR", &home).stdout(Stdio::null()).stderr(Stdio::null());
+        let new = Self { process: Reaped(command.spawn().unwrap()), home };
+        await_that("systemd to answer", || new.does(&["list-units"]));
+        new
+    }
+
+    fn does(&self, words: &[&str]) -> bool {
+        let unshare = self.process.0.id();
+        let inside = std::fs::read_to_string(format!("/proc/{unshare}/task/{unshare}/children")).unwrap();
+        // Whoever asks from elsewhere is nobody whom it knows.
+        let mut command = Command::new("nsenter");
+        command
+            .args(["-m", "-p", "-t", inside.trim(), "systemctl", "--user"])
+            .args(words)
+            .env("XDG_RUNTIME_DIR", &self.home)
+            .env_remove("DBUS_SESSION_BUS_ADDRESS");
+        command.output().unwrap().status.success()
+    }
+}
+
+#[test]
+fn systemd_keeps_a_client_s_session_over_restarts_and_until_a_daemon_can_start() {
+    if !has_or_skips("systemd-analyze") || !is_root_or_skips("to start a systemd") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (image, socket) = (scratch.image("disk", (BLOCK * BLOCKS) as u64), scratch.path("socket"));
+    let options = Options::new().disk("d0", &image, "").export("e0", "d0", &socket, "writable=on");
+    // As the unit here has it.
+    let ours = unit("egret.service");
+    let keys = ["Type=", "NotifyAccess=", "Restart", "StartLimit", "FileDescriptorStore", "Environment="];
+    let [before, after] = ours.split_once("[Service]").map(Into::into).unwrap();
+    let lines = |text: &str| {
+        let ours = text.lines().filter(|line| keys.iter().any(|key| line.starts_with(key)));
+        ours.collect::<Vec<_>>().join("\n")
+    };
+    let start = format!(
+        "ExecStart={} serve --sandbox-dir {} {}",
+        binary(),
+        env!("CARGO_TARGET_TMPDIR"),
+        options.as_words().join(" ")
+    );
+    let service = format!("[Unit]\n{}\n[Service]\n{}\n{start}\n", lines(before), lines(after));
+    let systemd = Systemd::start(scratch.path("home"), &service);
+    assert!(systemd.does(&["start", "egret"]));
+    let mut client = Client::new(false);
+    client.connect(&socket);
+    for _ in 0..2 {
+        client.load(300);
+        assert!(systemd.does(&["restart", "egret"]));
+    }
+    client.load(300);
+    // An update that cannot serve, and is put right.
+    let away = image.with_extension("away");
+    std::fs::rename(&image, &away).unwrap();
+    assert!(!systemd.does(&["restart", "egret"]));
+    std::fs::rename(&away, &image).unwrap();
+    client.load(300);
+    client.drain();
+    assert!(systemd.does(&["stop", "egret"]));
+    assert!(client.wire.as_mut().unwrap().ask(GET_FEATURES, &[]).is_err(), "who is stopped for good keeps nobody");
 }
 
 #[test]
