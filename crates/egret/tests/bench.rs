@@ -667,8 +667,9 @@ fn a_lab_that_is_killed_leaves_nothing_behind_and_loses_no_cell() {
 
 #[test]
 fn fios_jobs_end_with_the_lab_also_those_that_are_processes_and_those_of_a_fio_that_hangs() {
-    // What hears nothing, with a job in a session of its own.
-    let hangs = "#!/bin/sh\n[ $# -gt 1 ] || exec echo fio-3.33\ntrap '' TERM\nexec >/dev/null\nsetsid tail -f \"$3\" &\nexec tail -f \"$3\"\n";
+    // What hears nothing, with a job in a session of its own. It says more than a pipe holds, so that the lab listens to it, and has
+    // said that it runs to whoever ends it then, before it is seen.
+    let hangs = "#!/bin/sh\n[ $# -gt 1 ] || exec echo fio-3.33\ntrap '' TERM\nexec >/dev/null\nhead -c 100000 /dev/zero >&2\nsetsid tail -f \"$3\" &\nexec tail -f \"$3\"\n";
     for script in [None, Some(hangs)] {
         if script.is_none() && !has_or_skips("fio") {
             continue;
