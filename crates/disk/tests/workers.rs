@@ -173,7 +173,7 @@ mod sync {
 mod engine {
     pub(crate) use crate::turns;
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, PartialEq, Eq)]
     pub(crate) struct WorkerLimits {
         pub(crate) min: u32,
         pub(crate) max: u32,

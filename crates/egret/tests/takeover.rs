@@ -8,6 +8,8 @@ mod support;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use support::fate::Fate;
+use support::guest::Guest;
 use support::keeper::Keeper;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
@@ -114,6 +116,24 @@ fn a_client_goes_on_with_each_daemon_that_a_service_manager_starts_and_need_not_
         assert_eq!(server.terminate().code(), Some(0));
         assert!(client.wire.as_mut().unwrap().ask(GET_FEATURES, &[]).is_err());
     }
+}
+
+#[test]
+fn a_client_whose_disk_cannot_be_flushed_is_not_kept_for_a_daemon_that_would_not_know() {
+    let scratch = Scratch::new();
+    let keeper = Keeper::new(&scratch);
+    let socket = scratch.path("socket");
+    let disk = Options::new().disk("d0", &scratch.image("disk", 1 << 20), "aio=threads");
+    let options = disk.export("e0", "d0", &socket, "writable=on");
+    let program = keeper.program().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
+    let mut server = Server::start(&program, &options);
+    keeper.hears("READY=1");
+    let mut guest = Guest::boot(&socket);
+    guest.read_honestly();
+    assert_eq!(server.end().code(), Some(1));
+    let said = server.complaints().join("\n");
+    assert!(said.contains("export 'e0': its client's session is not kept: the last flush failed"), "{said}");
+    assert!(guest.is_over());
 }
 
 /// Waits until the daemon has taken up all that is in flight: it asks, before it sleeps, to be kicked for the next.

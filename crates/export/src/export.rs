@@ -362,7 +362,10 @@ fn serve(
                 if !shared.let_in() {
                     return None;
                 }
-                log.info(format_args!("a client connected"));
+                log.info(format_args!(
+                    "{}",
+                    if from.is_some() { "a client's session goes on" } else { "a client connected" }
+                ));
                 let connection = Connection::new(client, stop.as_fd());
                 match Session::new(shared, device, connection, &mut budget, may_be_kept).run(from.take()) {
                     Ok(None) => log.info(format_args!("the client left")),

@@ -169,6 +169,8 @@ pub(crate) mod tests {
     /// The lines that this thread has written meanwhile.
     pub(crate) fn recorded(run: impl FnOnce()) -> Vec<(Level, String)> {
         let recorder = Recorder::default();
+        // With one alone a line's place is asked about at whichever thread comes to it first, and that may have none.
+        let _another = tracing::Dispatch::new(recorder.clone());
         tracing::subscriber::with_default(recorder.clone(), run);
         std::mem::take(&mut recorder.0.lock().unwrap())
     }

@@ -517,7 +517,10 @@ impl<'a> Session<'a> {
 
     fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
         // Before anything is read of rings and record that it begins with: nobody writes to them any more who has the disks.
-        self.activate()?;
+        if !self.activate()? {
+            // It is time to stop: whoever goes on with the session starts it.
+            return Ok(());
+        }
         let Some(config) = self.queue_config(index)? else { return Ok(()) };
         if index < self.device.diskless_queues().into() && self.has_work(index) {
             self.shared.await_turns();
@@ -548,13 +551,17 @@ impl<'a> Session<'a> {
     }
 
     /// Has the disks active, if they are not. Whoever has them locked may be about to stop, or dead, with requests that have
-    /// not ended yet.
-    fn activate(&self) -> Result<(), ProtocolError> {
+    /// not ended yet. False if it is time to stop.
+    fn activate(&self) -> Result<bool, ProtocolError> {
         let patience_ends = Instant::now() + LOCK_PATIENCE;
         loop {
             match self.shared.activate(&**self.device) {
-                Err(e) if e.is_locked() && Instant::now() < patience_ends && self.connection.pause(LOOK_AGAIN)? => {}
-                activated => return Ok(activated?),
+                Err(e) if e.is_locked() && Instant::now() < patience_ends => {
+                    if !self.connection.pause(LOOK_AGAIN)? {
+                        return Ok(false);
+                    }
+                }
+                activated => return Ok(activated.map(|()| true)?),
             }
         }
     }

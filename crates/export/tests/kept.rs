@@ -310,6 +310,33 @@ fn a_message_that_comes_as_the_export_ends_is_answered_once_by_one_or_by_the_nex
 }
 
 #[test]
+fn a_session_whose_rings_wait_for_a_disk_that_another_has_locked_is_kept_as_well() {
+    let image = Image::new();
+    let file = Driver::File { filename: image.0.path().to_owned() };
+    let options = Options { allow_inactive: true, ..Options::new("disk", file) };
+    let export = |keeping| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let config = ExportConfig { keeping, ..export_config(Address::Fd(theirs.into())) };
+        let disk = Arc::new(Disk::open(&options).unwrap());
+        (ours, Export::start(config, blk_config(MIB, QUEUES), disk, vec![image.1.0.clone()]).unwrap())
+    };
+    let (ours, first) = export(Keeping::Keeps);
+    let mut vm = Vm::boot(ours, Rings { packed: false, event_idx: false, size: 16 });
+    let mut kept = end(first);
+    for is_locked in [true, false] {
+        let other = Arc::new(Disk::open(&options).unwrap());
+        let locked = is_locked.then(|| other.activate().unwrap());
+        let (_, mut next) = export(Keeping::Kept);
+        assert!(next.go_on_with(Some(kept.take().unwrap())).is_none());
+        if !is_locked {
+            vm.reads(0, 0);
+        }
+        kept = end(next);
+        drop(locked);
+    }
+}
+
+#[test]
 fn what_is_left_of_rings_of_the_other_layout_does_not_keep_a_session_from_going_on() {
     let image = Image::new();
     let (ours, export) = image.begin();

@@ -340,7 +340,10 @@ impl Reservations {
             }
             new.generation =
                 if new.registrations.is_empty() { saved.generation } else { new.generation.wrapping_add(1) };
-            new.registrations.push(Registration { nexus, key: saved.key });
+            // Where it was: a table that says the same need not be stored anew.
+            let before = self.registrations.iter().position(|r| r.nexus == nexus);
+            let at = before.unwrap_or(new.registrations.len());
+            new.registrations.insert(at, Registration { nexus, key: saved.key });
         }
         let is_theirs = match saved.held {
             Some(kind) if new.held.is_none_or(|held| held.kind == kind && kind.is_for_all()) => {

@@ -12,6 +12,7 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use egret_disk::Active;
@@ -115,11 +116,20 @@ impl Daemon {
         let counters = self.exports.iter().map(|(id, export)| (id.clone(), export.queues().to_vec()));
         let counters: Vec<(String, Vec<Arc<QueueCounters>>)> = counters.collect();
         self.units.clear();
+        let lost = Arc::new(AtomicBool::new(false));
         for (id, export) in std::mem::take(&mut self.exports) {
-            let of = id.clone();
+            let (of, lost) = (id.clone(), Arc::clone(&lost));
+            let of_it =
+                self.config.exports.iter().filter(|export| export.id == id).flat_map(|export| export.node_names());
+            let disks: Vec<_> = of_it.filter_map(|(_, name)| self.disks.get(name).cloned()).collect();
             let end = move || {
                 let (active, session) = export.end_and_keep();
-                if let Some(Err(e)) = session.as_deref().map(keep_session) {
+                let Some(session) = session else { return Ok(active) };
+                // What is lost its guest hears from this process alone.
+                if let Err(e) = disks.iter().try_for_each(|disk| disk.flush()) {
+                    tracing::error!("export '{of}': its client's session is not kept: the last flush failed: {e}");
+                    lost.store(true, Ordering::Relaxed);
+                } else if let Err(e) = keep_session(&session) {
                     tracing::warn!("export '{of}': its client's session cannot be kept: {e}");
                 }
                 Ok(active)
@@ -178,7 +188,7 @@ impl Daemon {
         for part in std::mem::take(&mut ending.going) {
             ending.fail(self.unfinished(&part, in_flight, patience));
         }
-        ending.well
+        ending.well && !lost.load(Ordering::Relaxed)
     }
 
     /// Whether a part may still use a disk.

@@ -45,7 +45,7 @@ use crate::error::EngineError;
 use crate::job::Job;
 
 /// How many workers there are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WorkerLimits {
     /// This many stay.
     pub(crate) min: u32,

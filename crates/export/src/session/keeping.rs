@@ -74,8 +74,8 @@ impl Session<'_> {
         }
         // Those without disks come last: functions must find the commands that lie in the other rings.
         kicks.into_iter().rev().try_for_each(|said| {
-            let index = said.body.first().copied().unwrap_or_default();
-            self.vring(index.into())?.has_stopped();
+            let index = said.body.first_chunk().map_or(0, |index| u64::from_ne_bytes(*index));
+            self.vring(index as u32 & 0xff)?.has_stopped();
             self.obey(said)
         })
     }

@@ -240,6 +240,13 @@ fn what_moves_is_stored_where_it_arrives() {
     moved(&from, &to).unwrap();
     let stored = crate::Registered { aptpl: true, registrations: vec![(B, 7)], reservation: Some((1, B)) };
     assert_eq!(memory.0.lock().unwrap()[..], [stored]);
+    to.state().keeping.busy = false;
+    // Who goes on where it was, before others, has nothing stored anew.
+    to.attach(A);
+    to.state().reservations.register(A, 0, 9).unwrap();
+    to.restore(B, &to.save(B)).unwrap();
+    assert_eq!(memory.0.lock().unwrap().len(), 1);
+    assert_eq!(to.check(A, &to.save(A)), Ok(()));
     to.state().keeping.busy = true;
     assert_eq!(moved(&from, &to), Err(UnitStateError::Busy));
 }

@@ -140,6 +140,12 @@ fn workers_that_are_there_when_limits_are_given_leave_when_they_are_idle_and_oth
             queue = threads.workers.left.wait(queue).unwrap();
         }
     }
+    // Other limits are nothing to those that there are.
+    push(&mut threads, 0);
+    threads.submit(Nanos::ZERO);
+    reap(&mut threads, 1);
+    threads.limit_workers(WorkerLimits { max: 2, ..limits });
+    assert!(!threads.workers.lock().renews);
 }
 
 #[test]

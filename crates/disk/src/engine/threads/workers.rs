@@ -30,7 +30,7 @@ pub(super) struct Queue {
     starting: u32,
     closing: bool,
     /// Those that there are were started where their I/O thread ran then: all leave when they have been idle.
-    renews: bool,
+    pub(super) renews: bool,
 }
 
 /// The workers of one I/O thread.
@@ -91,12 +91,12 @@ impl Workers {
         }
     }
 
-    /// There may be so many from here on. Others take the place of those that there are, once these have been idle: a worker runs on
-    /// the processors of who started it.
+    /// There may be so many from here on. Where that is as it was, others take the place of those that there are, once these have
+    /// been idle: a worker runs on the processors of who started it, and these have changed.
     pub(super) fn set_limits(self: &Arc<Self>, limits: WorkerLimits) {
         let mut queue = self.lock();
+        queue.renews |= queue.limits == limits && queue.workers > 0;
         queue.limits = limits;
-        queue.renews = queue.workers > 0;
         queue.jobs.set_places(limits.max);
         // Those that are too many now leave when they see it; the others come with the work.
         self.work.notify_all();
