@@ -314,19 +314,20 @@ fn a_session_whose_rings_wait_for_a_disk_that_another_has_locked_is_kept_as_well
     let image = Image::new();
     let file = Driver::File { filename: image.0.path().to_owned() };
     let options = Options { allow_inactive: true, ..Options::new("disk", file) };
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
     let export = |keeping| {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let config = ExportConfig { keeping, ..export_config(Address::Fd(theirs.into())) };
+        let config = ExportConfig { keeping, ..export_config(Address::Path(socket.clone())) };
         let disk = Arc::new(Disk::open(&options).unwrap());
-        (ours, Export::start(config, blk_config(MIB, QUEUES), disk, vec![image.1.0.clone()]).unwrap())
+        Export::start(config, blk_config(MIB, QUEUES), disk, vec![image.1.0.clone()]).unwrap()
     };
-    let (ours, first) = export(Keeping::Keeps);
-    let mut vm = Vm::boot(ours, Rings { packed: false, event_idx: false, size: 16 });
+    let first = export(Keeping::Keeps);
+    let mut vm = Vm::boot(UnixStream::connect(&socket).unwrap(), Rings { packed: false, event_idx: false, size: 16 });
     let mut kept = end(first);
     for is_locked in [true, false] {
         let other = Arc::new(Disk::open(&options).unwrap());
         let locked = is_locked.then(|| other.activate().unwrap());
-        let (_, mut next) = export(Keeping::Kept);
+        let mut next = export(Keeping::Kept);
         assert!(next.go_on_with(Some(kept.take().unwrap())).is_none());
         if !is_locked {
             vm.reads(0, 0);
