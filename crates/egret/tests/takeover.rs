@@ -8,6 +8,7 @@ mod support;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use support::await_that;
 use support::fate::Fate;
 use support::guest::Guest;
 use support::keeper::Keeper;
@@ -119,6 +120,28 @@ fn a_client_goes_on_with_each_daemon_that_a_service_manager_starts_and_need_not_
 }
 
 #[test]
+fn a_client_whose_export_is_not_there_any_more_or_whom_nobody_keeps_any_more_is_hung_up_on() {
+    for (id, keeps) in [("e1", "16"), ("e0", "0")] {
+        let scratch = Scratch::new();
+        let keeper = Keeper::new(&scratch);
+        let options =
+            |id: &str| Options::new().null("d0", "read-zeroes=on").export(id, "d0", &scratch.path("socket"), "");
+        let server = Server::start(&keeper.program(), &options("e0"));
+        keeper.hears("READY=1");
+        let mut guest = Guest::boot(&scratch.path("socket"));
+        guest.read_honestly();
+        assert_eq!(server.terminate().code(), Some(0));
+        let next = Server::start(&keeper.successor().with_env("FDSTORE", keeps), &options(id));
+        keeper.hears("FDSTOREREMOVE=1");
+        await_that("the client to be hung up on", || guest.is_over());
+        let said = "export 'e0' is not for the client whose session was kept";
+        await_that("a line in the log", || next.complaints().iter().any(|line| line.contains(said)));
+        // And the next client is let in.
+        Guest::boot(&scratch.path("socket")).read_honestly();
+    }
+}
+
+#[test]
 fn a_client_whose_disk_cannot_be_flushed_is_not_kept_for_a_daemon_that_would_not_know() {
     let scratch = Scratch::new();
     let keeper = Keeper::new(&scratch);
@@ -138,7 +161,7 @@ fn a_client_whose_disk_cannot_be_flushed_is_not_kept_for_a_daemon_that_would_not
 
 /// Waits until the daemon has taken up all that is in flight: it asks, before it sleeps, to be kicked for the next.
 fn await_taken_up(client: &Client) {
-    support::await_that("the daemon to take all of it up", || {
+    await_that("the daemon to take all of it up", || {
         let mut event = [0; 2];
         let queue = client.driver.queue();
         // In a packed ring it asks by descriptor, in a split one by chain.

@@ -119,9 +119,7 @@ impl Daemon {
         let lost = Arc::new(AtomicBool::new(false));
         for (id, export) in std::mem::take(&mut self.exports) {
             let (of, lost) = (id.clone(), Arc::clone(&lost));
-            let of_it =
-                self.config.exports.iter().filter(|export| export.id == id).flat_map(|export| export.node_names());
-            let disks: Vec<_> = of_it.filter_map(|(_, name)| self.disks.get(name).cloned()).collect();
+            let disks: Vec<_> = self.nodes_of(&id).filter_map(|name| self.disks.get(name).cloned()).collect();
             let end = move || {
                 let (active, session) = export.end_and_keep();
                 let Some(session) = session else { return Ok(active) };
@@ -191,12 +189,16 @@ impl Daemon {
         ending.well && !lost.load(Ordering::Relaxed)
     }
 
+    /// What an export has disks of.
+    fn nodes_of(&self, id: &str) -> impl Iterator<Item = &str> {
+        let export = self.config.exports.iter().find(|export| export.id == id);
+        export.into_iter().flat_map(|export| export.node_names()).map(|(_, name)| name)
+    }
+
     /// Whether a part may still use a disk.
     fn uses(&self, part: &Part, node: &str) -> bool {
         match part {
-            Part::Client(TornDown::Export { id }) => {
-                self.config.exports.iter().any(|export| export.id == *id && export.has_node(node))
-            }
+            Part::Client(TornDown::Export { id }) => self.nodes_of(id).any(|name| name == node),
             Part::Client(TornDown::Lun { node_name, .. }) => node_name == node,
             Part::Disk(_) | Part::IoThread(_) => false,
         }
@@ -206,9 +208,7 @@ impl Daemon {
     fn unfinished(&self, part: &Part, in_flight: impl Fn(&str) -> u64, patience: &Patience<'_>) -> String {
         match part {
             Part::Client(TornDown::Export { id }) => {
-                let export = self.config.exports.iter().find(|export| export.id == *id);
-                let disks = export.into_iter().flat_map(|export| export.node_names());
-                let disks = disks.map(|(_, name)| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+                let disks = self.nodes_of(id).map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
                 match in_flight(id) {
                     0 => format!("export '{id}': its client's session has not ended {patience}"),
                     1 => format!("export '{id}': a request has not ended {patience}; blockdev {disks}"),

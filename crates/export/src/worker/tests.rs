@@ -125,6 +125,13 @@ fn a_driver_has_the_first_of_many_chains_before_the_others_have_ended() {
     }
 }
 
+/// How many chains a turn takes in that need no disk, and so have ended when it has.
+fn ended_in_a_turn(guest: &mut Guest, engines: &mut EngineSet, signals: &mut Signals) -> usize {
+    guest.worker.take_in(engines, || Nanos::ZERO);
+    guest.worker.notify(signals);
+    std::iter::from_fn(|| guest.driver.reap().unwrap()).count()
+}
+
 #[test]
 fn a_turn_takes_in_so_many_iovecs_however_few_bytes_they_have() {
     const OF_EACH: u32 = 128;
@@ -141,9 +148,7 @@ fn a_turn_takes_in_so_many_iovecs_however_few_bytes_they_have() {
         guest.driver.publish();
         let (mut engines, mut signals) = (EngineSet::new(EngineOptions::default()), Signals::new().unwrap());
         for turn in 0..2 {
-            guest.worker.take_in(&mut engines, || Nanos::ZERO);
-            guest.worker.notify(&mut signals);
-            let taken = std::iter::from_fn(|| guest.driver.reap().unwrap()).count() as u32;
+            let taken = ended_in_a_turn(&mut guest, &mut engines, &mut signals) as u32;
             assert_eq!(taken, TURN_STEPS / OF_EACH, "packed: {packed}, turn {turn}");
             assert_eq!(guest.worker.has_caught_up(), turn == 1, "packed: {packed}, turn {turn}");
             assert_eq!(guest.worker.iovecs, 0, "none of them is in flight");
@@ -165,9 +170,7 @@ fn a_turn_takes_in_no_chain_behind_a_mebibyte_however_few_chains_that_is() {
         guest.driver.publish();
         let (mut engines, mut signals) = (EngineSet::new(EngineOptions::default()), Signals::new().unwrap());
         for turn in 0..2 {
-            guest.worker.take_in(&mut engines, || Nanos::ZERO);
-            guest.worker.notify(&mut signals);
-            let taken = std::iter::from_fn(|| guest.driver.reap().unwrap()).count();
+            let taken = ended_in_a_turn(&mut guest, &mut engines, &mut signals);
             assert_eq!(taken, 1, "packed: {packed}, turn {turn}");
         }
     }
