@@ -135,8 +135,8 @@ impl<'a> Session<'a> {
     /// Serves the client until it leaves, breaks the protocol, or it is time to stop; then drains its queues. It goes on from
     /// what another daemon has kept, if it has. Returned is what is to be kept for the next.
     pub(crate) fn run(mut self, from: Option<(Vec<Said>, Vec<u8>)>) -> Result<Option<Kept>, ProtocolError> {
-        let resumed = from.map_or(Ok(()), |(said, state)| self.go_on(said, &state));
-        let ended = resumed.and_then(|()| self.converse());
+        let is_here = from.map_or(Ok(true), |(said, state)| self.go_on(said, &state));
+        let ended = is_here.and_then(|is_here| if is_here { self.converse() } else { Ok(End::Left) });
         self.shared.set_draining(true);
         self.stop_all();
         let is_kept = matches!(ended, Ok(End::ToldTo)) && self.may_go_on();

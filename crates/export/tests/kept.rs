@@ -296,6 +296,24 @@ fn a_client_that_another_daemon_has_let_in_is_hung_up_on_by_one_that_does_not_kn
 }
 
 #[test]
+fn what_lies_in_the_rings_of_a_client_that_has_died_since_is_not_done() {
+    let image = Image::new();
+    let (ours, export) = image.begin();
+    let mut vm = Vm::boot(ours, Rings { packed: false, event_idx: false, size: 16 });
+    let kept = end(export);
+    vm.write(BUFFER, &[1; 512]);
+    vm.request(0, 1, 7);
+    drop(vm.peer);
+    let dir = tempfile::tempdir().unwrap();
+    let mut next = image.next(&dir, Access::default());
+    assert!(next.go_on_with(Some(kept.take().unwrap())).is_none());
+    // It is let in when the other's session is over.
+    let stream = UnixStream::connect(dir.path().join("socket")).unwrap();
+    let mut vm = Vm::boot(stream, Rings { packed: false, event_idx: false, size: 16 });
+    assert_eq!(vm.reads(0, 7), 0);
+}
+
+#[test]
 fn a_message_that_comes_as_the_export_ends_is_answered_once_by_one_or_by_the_next() {
     let image = Image::new();
     let (ours, mut export) = image.begin();

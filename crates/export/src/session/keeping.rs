@@ -63,8 +63,9 @@ impl Session<'_> {
         Some(said)
     }
 
-    /// Goes on where another session has stopped, of which this was [said](Self::retell), and whose device was in such a state.
-    pub(super) fn go_on(&mut self, said: Vec<Said>, state: &[u8]) -> Result<(), ProtocolError> {
+    /// Goes on where another session has stopped, of which this was [said](Self::retell), and whose device was in such a state;
+    /// false if its client has left.
+    pub(super) fn go_on(&mut self, said: Vec<Said>, state: &[u8]) -> Result<bool, ProtocolError> {
         let is_kick = |said: &Said| said.number == request::SET_VRING_KICK;
         let (kicks, said): (Vec<_>, Vec<_>) = said.into_iter().partition(is_kick);
         said.into_iter().try_for_each(|said| self.obey(said))?;
@@ -72,12 +73,17 @@ impl Session<'_> {
         if let Err(e) = self.device.load(state) {
             self.shared.log().warn(format_args!("the device's state is not taken: {e}"));
         }
+        // What lies in the rings of one that died is not done any more: since then somebody else may have had the disk.
+        if self.connection.is_hung_up()? {
+            return Ok(false);
+        }
         // Those without disks come last: functions must find the commands that lie in the other rings.
         kicks.into_iter().rev().try_for_each(|said| {
             let index = said.body.first_chunk().map_or(0, |index| u64::from_ne_bytes(*index));
             self.vring(index as u32 & 0xff)?.has_stopped();
             self.obey(said)
-        })
+        })?;
+        Ok(true)
     }
 
     /// Does what the client asked for, and has had its answer to.
