@@ -262,6 +262,12 @@ impl<'a> Connection<'a> {
         Ok(!matches!(wait(self.stream.as_fd(), self.stop, Some(time))?, Waited::TimeOver))
     }
 
+    /// Whether the peer is gone, whatever it has said before.
+    pub(crate) fn is_hung_up(&self) -> io::Result<bool> {
+        let mut peer = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        Ok(poll(&mut peer, Some(&Timespec::default()))? > 0)
+    }
+
     /// The peer's socket.
     pub(crate) const fn stream(&self) -> &FromPeer {
         &self.stream

@@ -1,5 +1,6 @@
 //! A session that goes on in the next daemon: what that one is told of it, and how it goes on from there.
 
+use std::io;
 use std::mem;
 use std::sync::Arc;
 
@@ -71,6 +72,10 @@ impl Session<'_> {
         // As when the client comes back to another daemon: the guest hears of a power on.
         if let Err(e) = self.device.load(state) {
             self.shared.log().warn(format_args!("the device's state is not taken: {e}"));
+        }
+        // Who has gone meanwhile has nothing more done: its guest was given up, and somebody else may have had the disk since.
+        if self.connection.is_hung_up()? {
+            return Err(io::Error::other("the client has left meanwhile").into());
         }
         // Those without disks come last: functions must find the commands that lie in the other rings.
         kicks.into_iter().rev().try_for_each(|said| {
