@@ -315,6 +315,13 @@ impl Systemd {
     }
 }
 
+/// Which of its versions is here.
+fn systemd_version() -> u32 {
+    let said = Command::new("systemctl").arg("--version").output().unwrap().stdout;
+    let said = String::from_utf8(said).unwrap();
+    said.split_whitespace().nth(1).and_then(|version| version.parse().ok()).unwrap_or_else(|| panic!("{said}"))
+}
+
 #[test]
 fn systemd_keeps_a_client_s_session_over_restarts_and_until_a_daemon_can_start() {
     if !has_or_skips("systemd-analyze") || !is_root_or_skips("to start a systemd") {
@@ -338,10 +345,22 @@ fn systemd_keeps_a_client_s_session_over_restarts_and_until_a_daemon_can_start()
         options.as_words().join(" ")
     );
     let service = format!("[Unit]\n{}\n[Service]\n{}\n{start}\n", lines(before), lines(after));
-    let systemd = Systemd::start(scratch.path("home"), &service);
+    assert!(!service.contains("FDSTORE="), "before systemd 254 it is for the host's owner to trust clients");
+    let home = scratch.path("home");
+    let systemd = Systemd::start(home.clone(), &service);
     assert!(systemd.does(&["start", "egret"]));
     let mut client = Client::new(false);
     client.connect(&socket);
+    // An older one keeps nothing, unless it is told to.
+    if systemd_version() < 254 {
+        assert!(systemd.does(&["restart", "egret"]));
+        assert!(client.wire.as_mut().unwrap().ask(GET_FEATURES, &[]).is_err());
+        let drop_ins = home.join(".config/systemd/user/egret.service.d");
+        std::fs::create_dir(&drop_ins).unwrap();
+        std::fs::write(drop_ins.join("trust.conf"), "[Service]\nEnvironment=FDSTORE=4096\n").unwrap();
+        assert!(systemd.does(&["daemon-reload"]) && systemd.does(&["restart", "egret"]));
+        client.connect(&socket);
+    }
     for _ in 0..2 {
         client.load(300);
         assert!(systemd.does(&["restart", "egret"]));

@@ -3,16 +3,17 @@
 //! ```text
 //! exports drain, side by side ──▶ a disk that none of them uses any more is made stable
 //!                             ──▶ when all have drained, the I/O threads end
+//!                                                   ──▶ sessions whose disks are stable are kept, if they are to be
 //! ```
 //!
 //! A disk that hangs holds up its own exports. It does not keep what was written to others from being made stable, nor,
 //! where there is a limit, the process from ending.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use egret_disk::Active;
@@ -38,6 +39,8 @@ struct Ending {
     receiver: Receiver<(Part, io::Result<Vec<Active>>)>,
     /// What could not be written out, which nobody else is to have before that was tried once more.
     unwritten: Vec<Active>,
+    /// Disks of which all that was written is on stable storage.
+    stable: BTreeSet<String>,
     bell: EventNotifier,
     well: bool,
 }
@@ -45,7 +48,8 @@ struct Ending {
 impl Ending {
     fn new(bell: EventNotifier) -> Self {
         let (sender, receiver) = channel();
-        Self { going: Vec::new(), sender, receiver, unwritten: Vec::new(), bell, well: true }
+        let (going, unwritten, stable) = Default::default();
+        Self { going, sender, receiver, unwritten, stable, bell, well: true }
     }
 
     /// `part` has ended when `end` returns, but for disks that are to stay active.
@@ -76,6 +80,7 @@ impl Ending {
                     self.going.swap_remove(at);
                 }
                 match (part, ended) {
+                    (Part::Disk(name), Ok(_)) => drop(self.stable.insert(name)),
                     (_, Ok(stay)) => self.unwritten.extend(stay),
                     (Part::Disk(name), Err(e)) => {
                         self.fail(format_args!("blockdev '{name}': the last flush failed: {e}"))
@@ -116,20 +121,12 @@ impl Daemon {
         let counters = self.exports.iter().map(|(id, export)| (id.clone(), export.queues().to_vec()));
         let counters: Vec<(String, Vec<Arc<QueueCounters>>)> = counters.collect();
         self.units.clear();
-        let lost = Arc::new(AtomicBool::new(false));
+        let (keep, kept) = channel();
         for (id, export) in std::mem::take(&mut self.exports) {
-            let (of, lost) = (id.clone(), Arc::clone(&lost));
-            let disks: Vec<_> = self.nodes_of(&id).filter_map(|name| self.disks.get(name).cloned()).collect();
+            let (of, keep) = (id.clone(), keep.clone());
             let end = move || {
                 let (active, session) = export.end_and_keep();
-                let Some(session) = session else { return Ok(active) };
-                // What is lost its guest hears from this process alone.
-                if let Err(e) = disks.iter().try_for_each(|disk| disk.flush()) {
-                    tracing::error!("export '{of}': its client's session is not kept: the last flush failed: {e}");
-                    lost.store(true, Ordering::Relaxed);
-                } else if let Err(e) = keep_session(&session) {
-                    tracing::warn!("export '{of}': its client's session cannot be kept: {e}");
-                }
+                let _ = session.map(|session| keep.send((of, session)));
                 Ok(active)
             };
             ending.begin(Part::Client(TornDown::Export { id }), end);
@@ -175,6 +172,16 @@ impl Daemon {
                 break;
             }
         }
+        for (id, session) in kept.try_iter() {
+            // What is lost its guest hears from this process alone.
+            if !self.nodes_of(&id).all(|name| ending.stable.contains(name)) {
+                tracing::warn!("export '{id}': its client's session is not kept: not all that was written is stable");
+            } else if let Err(e) = keep_session(&session) {
+                tracing::warn!("export '{id}': its client's session cannot be kept: {e}");
+            }
+            // How long it takes to close what a client has handed over is for the client to say, unless the process ends.
+            std::mem::forget(session);
+        }
         // To drop them is to wait for them.
         std::mem::forget(std::mem::take(&mut self.io_threads));
         std::mem::forget(std::mem::take(&mut self.disks));
@@ -186,7 +193,7 @@ impl Daemon {
         for part in std::mem::take(&mut ending.going) {
             ending.fail(self.unfinished(&part, in_flight, patience));
         }
-        ending.well && !lost.load(Ordering::Relaxed)
+        ending.well
     }
 
     /// What an export has disks of.
