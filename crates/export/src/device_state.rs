@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use egret_virtio::{Device, STATE_HEADER, StateError, state_len};
+use egret_virtio::{Device, Origin, STATE_HEADER, StateError, state_len};
 use egret_vring::memory::{GuestMemory, MemoryError, Region};
 use egret_vring::vhost_user::NO_FD;
 use rustix::fs::{SealFlags, fcntl_add_seals};
@@ -85,7 +85,7 @@ pub(crate) fn load(device: &dyn Device, file: &OwnedFd) -> Result<(), TransferEr
     // Read once: the client can still write to it.
     let mut state = vec![0; len];
     memory.read(0, &mut state);
-    Ok(device.load(&state)?)
+    Ok(device.load(&state, Origin::Elsewhere)?)
 }
 
 fn channel(len: usize) -> io::Result<OwnedFd> {

@@ -127,6 +127,6 @@ pub use config::{ConfigError, DiscardConfig, LunConfig, Naa};
 pub use kept::{Change, Keeper, Registered};
 pub use nexus::{Attention, Nexus, NexusId};
 pub use sense::{Code, Key, Pointer, Sense, Status};
-pub use state::{UnitState, UnitStateError};
+pub use state::{Origin, UnitState, UnitStateError};
 pub use step::{DataOut, DiskOp, Done, MAX_SCRATCH, Memory, Step, Task};
 pub use unit::LogicalUnit;

@@ -68,6 +68,9 @@ impl Attention {
     /// The bits of all of them.
     pub(crate) const MASK: u16 = (1 << Self::ALL.len()) - 1;
 
+    /// The bits of those that come of a unit's being made and attached.
+    pub(crate) const OF_ARRIVAL: u16 = Self::PowerOn as u16 | Self::LunsChanged as u16 | Self::CapacityChanged as u16;
+
     fn code(self) -> Code {
         match self {
             Self::PowerOn => Code::POWER_ON,

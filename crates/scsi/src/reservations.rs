@@ -326,6 +326,17 @@ impl Reservations {
         self.unit_holder == Some(nexus)
     }
 
+    /// A nexus goes on with what this table, which was kept, has of it, and with what no table keeps.
+    pub(crate) fn go_on(&mut self, nexus: NexusId, saved: &UnitState) -> Result<(), UnitStateError> {
+        self.lose(nexus);
+        if saved.reserved {
+            self.reserve_unit(nexus).map_err(|_| UnitStateError::Reserved)?;
+        }
+        // Who has seen a generation takes the same one for the same registrations.
+        self.generation = self.generation.max(saved.generation);
+        Ok(())
+    }
+
     /// Puts what a nexus had elsewhere in the place of what it has.
     pub(crate) fn take_over(&mut self, nexus: NexusId, saved: &UnitState) -> Result<(), UnitStateError> {
         let mut new = self.clone();

@@ -47,6 +47,15 @@ pub struct UnitState {
     pub(crate) ejected: bool,
 }
 
+/// Where a nexus was that goes on with what it had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Here, with a daemon that has ended since: what is stored of reservations is stored for both, and is newer.
+    Here,
+    /// With another target, from which it takes along what it had.
+    Elsewhere,
+}
+
 /// Why a state is none, or cannot be gone on with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum UnitStateError {
@@ -157,22 +166,23 @@ impl LogicalUnit {
     /// # Errors
     ///
     /// [`UnitStateError::Reserved`], [`UnitStateError::Busy`].
-    pub fn check(&self, id: NexusId, saved: &UnitState) -> Result<(), UnitStateError> {
-        self.state().taken_over(id, saved).map(drop)
+    pub fn check(&self, id: NexusId, saved: &UnitState, origin: Origin) -> Result<(), UnitStateError> {
+        self.state().taken_over(id, saved, origin).map(drop)
     }
 
-    /// Goes on with what a nexus had of the same unit elsewhere, instead of what it has here. If the unit has another size
-    /// here, the nexus is told.
+    /// Goes on with what a nexus had of the same unit, instead of what it has now. If the unit has another size now, the nexus
+    /// is told.
     ///
     /// What all nexuses share stays as it is here while there are others, but for what would take away what this one relies
-    /// on: writes that are not cached, or are refused.
+    /// on: writes that are not cached, or are refused. Who was [here](Origin::Here) before, where reservations are kept, has of
+    /// them what is kept, which others may have changed since; and is told what others do to it before it goes on.
     ///
     /// # Errors
     ///
     /// [`UnitStateError::Reserved`], [`UnitStateError::Busy`]. Nothing has changed.
-    pub fn restore(&self, id: NexusId, saved: &UnitState) -> Result<(), UnitStateError> {
+    pub fn restore(&self, id: NexusId, saved: &UnitState, origin: Origin) -> Result<(), UnitStateError> {
         let mut state = self.state();
-        let reservations = state.taken_over(id, saved)?;
+        let reservations = state.taken_over(id, saved, origin)?;
         let table = Some(reservations.stored()).filter(|table| *table != state.reservations.stored());
         state.reservations = reservations.clone();
         state.preventing.retain(|other| *other != id);
@@ -188,7 +198,14 @@ impl LogicalUnit {
         }
         state.settle();
         if let Some(nexus) = state.nexus(id) {
-            nexus.set_attentions(saved.attentions);
+            let since = match origin {
+                Origin::Here => nexus.attentions() & !Attention::OF_ARRIVAL,
+                Origin::Elsewhere => 0,
+            };
+            nexus.set_attentions(saved.attentions | since);
+            if saved.key != 0 && !state.reservations.is_registered(id) {
+                nexus.attend(Attention::RegistrationsPreempted);
+            }
             if saved.blocks != self.blocks() {
                 nexus.attend(Attention::CapacityChanged);
             }
@@ -205,13 +222,19 @@ impl LogicalUnit {
 }
 
 impl State {
-    /// The reservations, with what a nexus had elsewhere in the place of what it has.
-    fn taken_over(&self, id: NexusId, saved: &UnitState) -> Result<Reservations, UnitStateError> {
-        if self.keeping.busy {
+    /// The reservations, with what a nexus had in the place of what it has.
+    fn taken_over(&self, id: NexusId, saved: &UnitState, origin: Origin) -> Result<Reservations, UnitStateError> {
+        let is_known = origin == Origin::Here && self.keeping.keeper.is_some();
+        // What is being stored takes the place of these.
+        if self.keeping.busy && (saved.reserved || !is_known) {
             return Err(UnitStateError::Busy);
         }
         let mut reservations = self.reservations.clone();
-        reservations.take_over(id, saved)?;
+        if is_known {
+            reservations.go_on(id, saved)?
+        } else {
+            reservations.take_over(id, saved)?
+        }
         Ok(reservations)
     }
 }

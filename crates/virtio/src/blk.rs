@@ -32,7 +32,7 @@ pub use queue::BlkQueue;
 
 use crate::device::{Device, DriverError, EVENT_IDX, RING_PACKED, read_space};
 use crate::model::{DiskKey, Model};
-use crate::state::{DeviceId, StateError, pack, unpack};
+use crate::state::{DeviceId, Origin, StateError, pack, unpack};
 
 /// Sectors are 512 bytes, whatever the block size (5.2.6).
 pub const SECTOR: u64 = 512;
@@ -218,7 +218,7 @@ impl Device for Blk {
         pack(DeviceId::Blk, &[self.choices()])
     }
 
-    fn load(&self, state: &[u8]) -> Result<(), StateError> {
+    fn load(&self, state: &[u8], _origin: Origin) -> Result<(), StateError> {
         match unpack(state, DeviceId::Blk)? {
             &[choices @ (0 | 1)] => {
                 self.choose(choices);

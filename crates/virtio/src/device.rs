@@ -6,7 +6,7 @@ use egret_vring::ring::Inflight;
 use thiserror::Error;
 
 use crate::model::{DiskKey, Model};
-use crate::state::StateError;
+use crate::state::{Origin, StateError};
 
 /// The feature bit of EVENT_IDX, which a queue is configured with.
 pub const EVENT_IDX: u64 = 1 << virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
@@ -97,12 +97,12 @@ pub trait Device: Send + Sync {
     /// not run.
     fn save(&self) -> Vec<u8>;
 
-    /// Goes on in the place of a device that has saved this. Its queues do not run.
+    /// Goes on in the place of a device that has saved this, and where that was. Its queues do not run.
     ///
     /// # Errors
     ///
     /// It is not a state of such a device. Nothing has changed.
-    fn load(&self, state: &[u8]) -> Result<(), StateError>;
+    fn load(&self, state: &[u8], origin: Origin) -> Result<(), StateError>;
 
     /// The model of the queue `index`, which has `size` descriptors.
     fn model(self: Arc<Self>, index: u16, size: u16) -> Model;

@@ -29,4 +29,4 @@ pub use device::{Device, DriverError, EVENT_IDX, RING_PACKED};
 pub use model::{
     Completed, ControlModel, DiskKey, EventModel, Malformed, Model, Next, RequestModel, RequestType, Status,
 };
-pub use state::{STATE_HEADER, StateError, state_len};
+pub use state::{Origin, STATE_HEADER, StateError, state_len};

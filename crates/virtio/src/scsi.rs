@@ -50,7 +50,7 @@ pub use queue::ScsiQueue;
 
 use crate::device::{Device, DriverError, EVENT_IDX, RING_PACKED, read_space};
 use crate::model::{DiskKey, Model};
-use crate::state::StateError;
+use crate::state::{Origin, StateError};
 use control::ControlQueue;
 use events::{Event, EventQueue, Events, What};
 use luns::Table;
@@ -400,8 +400,8 @@ impl Device for Scsi {
         state::save(self)
     }
 
-    fn load(&self, state: &[u8]) -> Result<(), StateError> {
-        state::load(self, state)
+    fn load(&self, state: &[u8], origin: Origin) -> Result<(), StateError> {
+        state::load(self, state, origin)
     }
 
     /// Tells the driver itself, by an event.

@@ -16,6 +16,7 @@
 
 use std::fmt::Display;
 
+pub use egret_scsi::Origin;
 use thiserror::Error;
 
 const MAGIC: [u8; 8] = *b"egretdev";

@@ -3,6 +3,7 @@
 use std::mem;
 use std::sync::Arc;
 
+use egret_virtio::Origin;
 use egret_vring::vhost_user::{NO_FD, VRING_LOG, request};
 
 use super::Session;
@@ -70,7 +71,7 @@ impl Session<'_> {
         let (kicks, said): (Vec<_>, Vec<_>) = said.into_iter().partition(is_kick);
         said.into_iter().try_for_each(|said| self.obey(said))?;
         // As when the client comes back to another daemon: the guest hears of a power on.
-        if let Err(e) = self.device.load(state) {
+        if let Err(e) = self.device.load(state, Origin::Here) {
             self.shared.log().warn(format_args!("the device's state is not taken: {e}"));
         }
         // What lies in the rings of one that died is not done any more: since then somebody else may have had the disk.

@@ -19,7 +19,7 @@ fn unit(nexus: NexusId) -> (LogicalUnit, Arc<Nexus>) {
 
 /// What a nexus has elsewhere after it was handed over as bytes.
 fn moved(from: &LogicalUnit, to: &LogicalUnit) -> Result<(), UnitStateError> {
-    to.restore(B, &UnitState::from_bytes(&from.save(A).to_bytes()).unwrap())
+    to.restore(B, &UnitState::from_bytes(&from.save(A).to_bytes()).unwrap(), Origin::Elsewhere)
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn what_others_have_reserved_is_theirs() {
     to.state().reservations.register(other, 0, 8).unwrap();
     to.state().reservations.reserve(other, 8, Some(Type::WriteExclusive)).unwrap();
     assert_eq!(moved(&from, &to), Err(UnitStateError::Reserved));
-    assert_eq!(to.check(B, &from.save(A)), Err(UnitStateError::Reserved));
+    assert_eq!(to.check(B, &from.save(A), Origin::Elsewhere), Err(UnitStateError::Reserved));
     assert_eq!(to.state().reservations.key_of(B), None, "nothing has changed");
     to.state().set_ejected(true);
     from.state().reservations = Default::default();
@@ -208,7 +208,7 @@ proptest! {
         if let Ok(state) = UnitState::from_bytes(&bytes) {
             prop_assert_eq!(state.to_bytes(), bytes);
             let (unit, _nexus) = unit(B);
-            unit.restore(B, &state).unwrap();
+            unit.restore(B, &state, Origin::Elsewhere).unwrap();
             let saved = unit.save(B);
             prop_assert_eq!((saved.key, saved.held, saved.reserved), (state.key, state.held, state.reserved));
         }
@@ -244,9 +244,105 @@ fn what_moves_is_stored_where_it_arrives() {
     // Who goes on where it was, before others, has nothing stored anew.
     to.attach(A);
     to.state().reservations.register(A, 0, 9).unwrap();
-    to.restore(B, &to.save(B)).unwrap();
+    to.restore(B, &to.save(B), Origin::Elsewhere).unwrap();
     assert_eq!(memory.0.lock().unwrap().len(), 1);
-    assert_eq!(to.check(A, &to.save(A)), Ok(()));
+    assert_eq!(to.check(A, &to.save(A), Origin::Elsewhere), Ok(()));
     to.state().keeping.busy = true;
     assert_eq!(moved(&from, &to), Err(UnitStateError::Busy));
+}
+
+/// A unit whose reservations are kept, as they are, and which A has.
+fn kept(registrations: &[(NexusId, u64)], reservation: Option<(u8, NexusId)>) -> (LogicalUnit, Arc<Memory>) {
+    let registered = crate::Registered { aptpl: true, registrations: registrations.to_vec(), reservation };
+    let memory = Arc::<Memory>::default();
+    let unit = LogicalUnit::kept(config(), &registered, Arc::clone(&memory) as _).unwrap();
+    unit.attach(A);
+    (unit, memory)
+}
+
+#[test]
+fn who_goes_on_where_it_was_is_as_fenced_as_what_is_kept_says_and_is_told() {
+    for kind in Type::ALL {
+        let all = [(A, 7), (B, 8)];
+        let (before, _) = kept(&all, Some((kind as u8, A)));
+        before.attach(B).take_attention();
+        before.set_write_protect(true);
+        let saved = before.save(B);
+
+        // Preempted after it was saved, with the daemon that ends or before the next one has come to it.
+        let (unit, memory) = kept(&all[..1], Some((kind as u8, A)));
+        let nexus = unit.attach(B);
+        assert_eq!(unit.check(B, &saved, Origin::Here), Ok(()));
+        unit.restore(B, &saved, Origin::Here).unwrap();
+        assert_eq!((unit.save(B).key, unit.save(B).held), (0, None));
+        assert!(nexus.flags().has(Flags::NO_WRITE), "{kind:?}");
+        assert_eq!(nexus.take_attention().unwrap().code, crate::Code::REGISTRATIONS_PREEMPTED);
+        assert_eq!(nexus.take_attention(), None, "of no power on");
+        assert!(unit.write_protect(), "of the rest it has what it had");
+        assert!(memory.0.lock().unwrap().is_empty(), "nothing has changed");
+    }
+}
+
+#[test]
+fn who_goes_on_where_it_was_has_the_reservation_that_is_kept_and_nothing_is_stored_anew() {
+    for kind in Type::ALL {
+        let (before, _) = kept(&[(A, 7), (B, 8)], Some((kind as u8, B)));
+        before.attach(B).take_attention();
+        before.state().reservations.register_anyway(B, 9);
+        let saved = before.save(B);
+        // Even while another's change is being stored.
+        for busy in [false, true] {
+            let (unit, memory) = kept(&[(A, 7), (B, 9)], Some((kind as u8, B)));
+            let nexus = unit.attach(B);
+            unit.state().keeping.busy = busy;
+            unit.restore(B, &saved, Origin::Here).unwrap();
+            let state = unit.state();
+            assert_eq!((state.reservations.key_of(B), state.reservations.holds(B)), (Some(9), true), "{kind:?}");
+            assert_eq!(state.reservations.generation(), 1, "as it has seen it");
+            assert_eq!((nexus.take_attention(), nexus.flags().is_clear()), (None, true));
+            assert!(memory.0.lock().unwrap().is_empty());
+        }
+    }
+}
+
+#[test]
+fn what_reserve_has_reserved_is_kept_by_nobody_and_goes_on_where_it_was_unless_another_was_faster() {
+    let (before, _) = kept(&[], None);
+    before.attach(B).take_attention();
+    before.state().reservations.reserve_unit(B).unwrap();
+    let saved = before.save(B);
+    let (unit, _) = kept(&[], None);
+    unit.attach(B);
+    for _ in 0..2 {
+        unit.restore(B, &saved, Origin::Here).unwrap();
+        assert!(unit.state().reservations.has_reserved_unit(B));
+    }
+    unit.state().keeping.busy = true;
+    assert_eq!(unit.restore(B, &saved, Origin::Here), Err(UnitStateError::Busy), "it may be a registration");
+    let (unit, _) = kept(&[(A, 7)], None);
+    unit.attach(B);
+    assert_eq!(unit.restore(B, &saved, Origin::Here), Err(UnitStateError::Reserved));
+}
+
+#[test]
+fn what_others_have_done_to_who_goes_on_where_it_was_it_is_told_and_nothing_of_its_arrival() {
+    let ((before, old), (unit, nexus)) = (unit(B), unit(B));
+    old.take_attention();
+    old.attend(Attention::ModeChanged);
+    for attention in [Attention::LunsChanged, Attention::CapacityChanged, Attention::ReservationsPreempted] {
+        nexus.attend(attention);
+    }
+    unit.restore(B, &before.save(B), Origin::Here).unwrap();
+    assert_eq!(nexus.take_attention().unwrap().code, crate::Code::MODE_CHANGED);
+    assert_eq!(nexus.take_attention().unwrap().code, crate::Code::RESERVATIONS_PREEMPTED);
+    assert_eq!(nexus.take_attention(), None);
+}
+
+#[test]
+fn who_goes_on_where_it_was_takes_its_registration_along_where_nobody_keeps_any() {
+    let ((before, _), (to, _)) = (unit(B), unit(B));
+    before.state().reservations.register(B, 0, 7).unwrap();
+    before.state().reservations.reserve(B, 7, Some(Type::WriteExclusive)).unwrap();
+    to.restore(B, &before.save(B), Origin::Here).unwrap();
+    assert_eq!((to.save(B).key, to.save(B).held), (7, Some(Type::WriteExclusive)));
 }

@@ -8,7 +8,7 @@ use egret_scsi::UnitState;
 use super::address::LunAddress;
 use super::luns::Lun;
 use super::{Scsi, config};
-use crate::state::{DeviceId, StateError, pack, unpack};
+use crate::state::{DeviceId, Origin, StateError, pack, unpack};
 
 /// Sizes, flag and count.
 const FIXED: usize = 16;
@@ -29,7 +29,7 @@ pub(super) fn save(scsi: &Scsi) -> Vec<u8> {
     pack(DeviceId::Scsi, &payload)
 }
 
-pub(super) fn load(scsi: &Scsi, state: &[u8]) -> Result<(), StateError> {
+pub(super) fn load(scsi: &Scsi, state: &[u8], origin: Origin) -> Result<(), StateError> {
     let payload = unpack(state, DeviceId::Scsi)?;
     let (fixed, units) =
         payload.split_first_chunk::<FIXED>().ok_or(StateError::Length { found: payload.len(), expected: FIXED })?;
@@ -49,10 +49,10 @@ pub(super) fn load(scsi: &Scsi, state: &[u8]) -> Result<(), StateError> {
         return Err(StateError::invalid("units that are not in the order of their addresses"));
     }
     for (lun, unit) in &found {
-        lun.unit.check(scsi.nexus, unit).map_err(|e| of_unit(lun.address, e))?;
+        lun.unit.check(scsi.nexus, unit, origin).map_err(|e| of_unit(lun.address, e))?;
     }
     for (lun, unit) in &found {
-        lun.unit.restore(scsi.nexus, unit).map_err(|e| of_unit(lun.address, e))?;
+        lun.unit.restore(scsi.nexus, unit, origin).map_err(|e| of_unit(lun.address, e))?;
     }
     scsi.sense_size.store(sense, Ordering::Relaxed);
     scsi.cdb_size.store(cdb, Ordering::Relaxed);

@@ -27,17 +27,20 @@ fn the_cache_mode_goes_on_in_another_device_s_place() {
         to.choose(1 - writeback);
         let state = from.save();
         assert_eq!(state[16..], [writeback]);
-        to.load(&state).unwrap();
+        to.load(&state, Origin::Elsewhere).unwrap();
         assert_eq!((to.choices(), to.is_write_through()), (writeback, writeback == 0));
         let [_, reconnected] = devices();
         reconnected.choose(from.choices());
         assert_eq!(reconnected.is_write_through(), writeback == 0);
         for wrong in [&[2][..], &[0, 0], &[]] {
-            let refused = to.load(&pack(DeviceId::Blk, wrong));
+            let refused = to.load(&pack(DeviceId::Blk, wrong), Origin::Elsewhere);
             assert_eq!(refused, Err(StateError::invalid("a cache mode that there is not")));
             assert_eq!(to.choices(), writeback);
         }
-        assert_eq!(to.load(&pack(DeviceId::Scsi, &[0])), Err(StateError::Device { found: 8, expected: 2 }));
+        assert_eq!(
+            to.load(&pack(DeviceId::Scsi, &[0]), Origin::Elsewhere),
+            Err(StateError::Device { found: 8, expected: 2 })
+        );
     }
 }
 
@@ -48,7 +51,7 @@ fn a_cache_mode_from_another_device_outlasts_the_features_that_are_said_after_it
     from.set_features(taken).unwrap();
     from.write_config(32, &[0]).unwrap();
     let (state, choices) = (from.save(), from.choices());
-    let ways: [&dyn Fn(&Blk); 2] = [&|to| to.load(&state).unwrap(), &|to| to.choose(choices)];
+    let ways: [&dyn Fn(&Blk); 2] = [&|to| to.load(&state, Origin::Elsewhere).unwrap(), &|to| to.choose(choices)];
     for go_on in ways {
         let to = Blk::new(config()).unwrap();
         go_on(&to);

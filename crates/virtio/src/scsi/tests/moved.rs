@@ -4,7 +4,7 @@ use egret_scsi::Attention;
 use proptest::prelude::*;
 
 use super::*;
-use crate::state::{DeviceId, StateError, pack};
+use crate::state::{DeviceId, Origin, StateError, pack};
 
 /// Another of the same kind, at the other end of a migration.
 fn twin() -> Arc<Scsi> {
@@ -18,13 +18,13 @@ fn twin() -> Arc<Scsi> {
 #[test]
 fn a_driver_that_moves_is_told_what_it_was_not_told_yet_and_finds_the_sizes_that_it_has_chosen() {
     let (from, to) = (device(), twin());
-    to.load(&from.save()).unwrap();
+    to.load(&from.save(), Origin::Elsewhere).unwrap();
     assert_eq!(to.events.len(), 0, "there was nothing to tell");
     from.write_config(config::SENSE_SIZE, &32u32.to_le_bytes()).unwrap();
     from.lun(FAR).unwrap().nexus.attend(Attention::ModeChanged);
     from.events.raise(Event { address: FAR, what: What::Resized });
     let state = from.save();
-    to.load(&state).unwrap();
+    to.load(&state, Origin::Elsewhere).unwrap();
     assert_eq!(to.sense_size.load(Ordering::Relaxed), 32);
     // Which events they were is not known any more; that there were some is.
     assert_eq!(to.events.len(), 1);
@@ -38,15 +38,18 @@ fn a_state_of_units_that_are_not_here_is_refused_and_changes_nothing() {
     from.write_config(config::SENSE_SIZE, &32u32.to_le_bytes()).unwrap();
     to.remove(FAR).unwrap();
     let before = to.save();
-    assert_eq!(to.load(&from.save()), Err(StateError::Invalid("target 9, lun 300 is not here".to_owned())));
+    assert_eq!(
+        to.load(&from.save(), Origin::Elsewhere),
+        Err(StateError::Invalid("target 9, lun 300 is not here".to_owned()))
+    );
     assert_eq!(to.save(), before);
     let mut future = from.save();
     future[8] = 2;
-    assert_eq!(to.load(&future), Err(StateError::Version(2)));
+    assert_eq!(to.load(&future, Origin::Elsewhere), Err(StateError::Version(2)));
     // One of virtio-blk.
     let mut other = from.save();
     other[10] = 2;
-    assert_eq!(to.load(&other), Err(StateError::Device { found: 2, expected: 8 }));
+    assert_eq!(to.load(&other, Origin::Elsewhere), Err(StateError::Device { found: 2, expected: 8 }));
 }
 
 #[test]
@@ -56,7 +59,7 @@ fn a_state_of_sizes_or_of_a_length_that_cannot_be_is_refused() {
     let refused = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut payload = payload.clone();
         change(&mut payload);
-        to.load(&pack(DeviceId::Scsi, &payload)).unwrap_err()
+        to.load(&pack(DeviceId::Scsi, &payload), Origin::Elsewhere).unwrap_err()
     };
     // Of sense data, of a CDB, and whether events were missed.
     for (at, byte) in [(0, 253), (4, 15), (8, 2)] {
@@ -79,7 +82,10 @@ fn a_state_of_units_that_are_there_twice_or_in_another_order_is_refused_and_chan
     let (first, far) = units.split_at(36);
     for units in [[first, first], [far, far], [far, first]] {
         let state = pack(DeviceId::Scsi, &[fixed, units[0], units[1]].concat());
-        assert_eq!(to.load(&state), Err(StateError::invalid("units that are not in the order of their addresses")));
+        assert_eq!(
+            to.load(&state, Origin::Elsewhere),
+            Err(StateError::invalid("units that are not in the order of their addresses"))
+        );
         assert_eq!(to.save(), before);
     }
 }
@@ -92,7 +98,7 @@ proptest! {
         prop_assert_eq!(state.len(), 104);
         state[at] = byte;
         state.truncate(cut.max(1));
-        if to.load(&state).is_ok() {
+        if to.load(&state, Origin::Elsewhere).is_ok() {
             prop_assert_eq!(to.save().len(), state.len());
         }
     }
