@@ -417,6 +417,7 @@ fn what_is_found_lost_when_its_image_is_closed_and_did_not_answer_is_told_to_who
             assert!(refused.contains("what was written to it before is not stable yet"), "{refused}");
         }
 
+        await_that("the disk to have a flush", || failing.faulty.tell(Order::Status).unwrap().waiting > 0);
         // They end as the path is given up: that of the export, and that of the image when it was closed.
         for order in [Order::Clear, Order::PowerOff, Order::PowerOn(Survivors::All)] {
             failing.faulty.tell(order).unwrap();

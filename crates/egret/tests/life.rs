@@ -455,8 +455,9 @@ fn an_iothread_that_is_stuck_is_told_of_everywhere_and_the_daemon_still_ends_in_
     let (program, options) = stuck(&scratch, &["--shutdown-timeout=1"]);
     let program = program.with_env("NOTIFY_SOCKET", &scratch.path("notify").display().to_string());
     let mut server = Server::start(&program.with_env("WATCHDOG_USEC", "20000"), &options);
-    let mut qmp = Qmp::connect(&scratch.path("qmp"));
+    // Before that it serves no monitor, and may have to wait for room among its heartbeats.
     while !heard(&manager).unwrap().starts_with("READY=1\n") {}
+    let mut qmp = Qmp::connect(&scratch.path("qmp"));
     for _ in 0..3 {
         assert_eq!(heard(&manager).unwrap(), "WATCHDOG=1\n");
     }

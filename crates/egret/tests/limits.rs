@@ -167,7 +167,7 @@ fn a_client_that_stops_its_ring_again_and_again_has_what_fills_it_twice_and_then
     let offer = |guest: &mut Guest| (0..READS).for_each(|read| guest.offer(3 * read));
     let mut guest = boot();
     offer(&mut guest);
-    await_that("one over the brim", || guest.used() == 3);
+    await_that("one over the brim, and the rest to wait", || guest.used() == 3 && guest.is_taken_up());
     // A drain does not wait for limits, and the first is made up for while the ring runs.
     guest.stop();
     assert_eq!(guest.used(), READS);

@@ -265,7 +265,10 @@ fn an_image_that_could_not_be_written_out_is_left_to_others_when_its_daemon_has_
         let disk = Sick::new(&scratch);
         let cache = format!("cache.direct=on,cache.no-flush={no_flush}");
         let socket = scratch.path("here-e0");
-        let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
+        let export = |options: Options| {
+            let options = options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
+            options.words(["--shutdown-timeout=0"])
+        };
         let mut here = Host::start_cached(&scratch, "here", disk.path(), &cache, &Program::egret(), export);
         let mut there = Host::start(&scratch, "there", disk.path());
         let mut guest = Guest::boot(&here.socket);
@@ -818,12 +821,17 @@ fn an_image_can_be_locked_by_hand_before_a_guest_comes_and_is_until_it_is_given_
     // All of them, where none is named.
     there.qmp.run(SET, json!({"active": true}));
     assert!(there.is_active() && !guest.try_start());
+    // Whoever was refused may still be on the way out.
+    let delete = |host: &mut Host| {
+        host.qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
+        host.qmp.event("BLOCK_EXPORT_DELETED");
+    };
     // Nobody has locked what nobody exports.
-    there.qmp.run("block-export-del", json!({"id": "e0"}));
+    delete(&mut there);
     here.qmp.run(SET, set(true));
     assert!(there.qmp.fail(SET, json!({"node-name": "d9", "active": true})).contains("'d9'"));
     // What is gone has let go of its image.
-    here.qmp.run("block-export-del", json!({"id": "e0"}));
+    delete(&mut here);
     here.qmp.run("blockdev-del", json!({"node-name": "d0"}));
     let always = |options: Options| options.export("e0", "d0", &scratch.path("third-e0"), "writable=on");
     let mut third = Host::start_as(&scratch, "third", &image, &Program::egret(), always);

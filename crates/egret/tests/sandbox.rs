@@ -195,7 +195,9 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     let ask = || client.wire.send(GET_INFLIGHT_FD, &inflight(0, 0, 1, 128), &[]);
     await_that("the session to end", || ask().is_err());
     drop(client);
-    // What each thread sleeps in goes on after a stop.
+    // What each thread sleeps in goes on after a stop. The kernel has to be asked for that only where it was for a time, as
+    // workers do that have had something to do a moment ago.
+    use_disk(&mut Disk::connect(&scratch.path("e4")).unwrap());
     server.while_stopped(|| ());
     // A guest that takes its memory away.
     let mut guest = Guest::boot(&scratch.path("e0"));

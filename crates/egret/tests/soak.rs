@@ -277,6 +277,11 @@ impl Soak {
         }
     }
 
+    /// How many requests of the disk a fault has met.
+    fn struck(&self) -> u64 {
+        self.disk.tell(Order::Status).expect("it listens").struck
+    }
+
     fn inject(&self, fault: Fault) {
         self.disk.tell(Order::Inject(fault)).expect("it listens");
     }
@@ -295,12 +300,15 @@ impl Soak {
     /// The disk is in nobody's way, nor in the monitor's; but that a submission to the kernel may wait where another request hangs,
     /// and the disk's queues may be on the other's I/O thread.
     fn hang(&mut self) {
+        // What has ended and was not looked at has its slot still.
+        self.run(|vm, _| vm.drain());
+        let before = self.struck();
         let fault = Fault { after: 0, ..self.fault(Effect::Never) };
         self.inject(fault);
-        let [hung, other] = &mut self.vms;
-        hung.submit();
+        self.vms[0].submit();
+        support::await_that("a request to hang", || self.struck() > before);
         if self.kind.aio == "threads" {
-            other.load(BURST);
+            self.vms[1].load(BURST);
         }
         self.qmp.run("query-block-exports", json!({}));
         for order in [Order::Clear, Order::Release] {
@@ -310,12 +318,10 @@ impl Soak {
 
     /// Has the machines' requests in flight when the signal comes.
     fn replace(&mut self, signal: Signal) {
+        // What waits because it failed would wait beyond the end; and what has ended has its slot until it is looked at.
+        self.disk.tell(Order::Clear).expect("it listens");
+        self.run(|vm, _| vm.drain());
         let mut server = self.server.take().expect("a daemon");
-        if signal == Signal::TERM {
-            // What waits because it failed would wait beyond the end.
-            self.qmp.run("block-export-resume", json!({"id": "e0"}));
-            self.disk.tell(Order::Clear).expect("it listens");
-        }
         self.vms.iter_mut().for_each(Vm::submit);
         server.send(signal);
         server.await_end();
@@ -361,11 +367,8 @@ impl Soak {
     /// Ends the daemon, and compares the disks with what was written. Returns how many bytes that is.
     fn end(mut self) -> u64 {
         self.disk.tell(Order::Clear).expect("it listens");
-        self.qmp.run("block-export-resume", json!({"id": "e0"}));
-        for vm in &mut self.vms {
-            vm.drain();
-            vm.leave();
-        }
+        self.run(|vm, _| vm.drain());
+        self.vms.iter_mut().for_each(Vm::leave);
         assert_eq!(self.server.take().expect("a daemon").terminate().code(), Some(0));
         let images = [self.disk.path(), self.scratch.image_path("other")];
         for (vm, image) in self.vms.iter().zip(&images) {

@@ -445,7 +445,6 @@ fn hangs_fails_and_comes_back(aio: &str) {
         // Whatever is about others goes on, and what is about this one says that it waits, and changes nothing.
         let mut beside = Disk::connect(&other).unwrap();
         beside.first().write_pattern(0..8 * MIB, 3).unwrap();
-        beside.first().flush().unwrap();
         let node = |direct: bool| {
             let aio = if direct { aio } else { "threads" };
             json!({"options": [{"driver": "file", "node-name": "d0", "filename": faulty.path(), "aio": aio,

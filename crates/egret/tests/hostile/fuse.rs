@@ -7,7 +7,7 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -51,6 +51,8 @@ struct Silent {
     is_over: Arc<AtomicBool>,
     /// Questions that are kept, because one that is dropped is answered.
     unanswered: Arc<Mutex<Vec<Box<dyn Send>>>>,
+    /// How many were kept but for closes: each program that another test starts closes the file before it begins.
+    asked: Arc<AtomicUsize>,
 }
 
 impl Silent {
@@ -59,7 +61,20 @@ impl Silent {
     }
 
     fn keep(&self, question: impl Send + 'static) {
-        self.unanswered.lock().expect("no holder panics").push(Box::new(question));
+        let mut unanswered = self.unanswered.lock().expect("no holder panics");
+        // It may have spoken again since it was looked at: what is dropped here is answered.
+        if !self.is_over.load(Ordering::SeqCst) {
+            unanswered.push(Box::new(question));
+        }
+    }
+
+    fn keep_and_count(&self, question: impl Send + 'static) {
+        self.keep(question);
+        self.asked.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
     }
 
     fn fall_silent(&self) {
@@ -68,9 +83,10 @@ impl Silent {
 
     /// Answers what it was asked, with an error, and what it will be.
     fn speak_again(&self) {
+        let mut unanswered = self.unanswered.lock().expect("no holder panics");
         self.is_over.store(true, Ordering::SeqCst);
         self.is_silent.store(false, Ordering::SeqCst);
-        self.unanswered.lock().expect("no holder panics").clear();
+        unanswered.clear();
     }
 }
 
@@ -80,15 +96,19 @@ impl Filesystem for Silent {
     }
 
     fn getattr(&mut self, _: &Request<'_>, inode: u64, _: Option<u64>, reply: ReplyAttr) {
-        if self.is_silent() { self.keep(reply) } else { reply.attr(&Duration::ZERO, &attributes(inode, MIB)) }
+        if self.is_silent() { self.keep_and_count(reply) } else { reply.attr(&Duration::ZERO, &attributes(inode, MIB)) }
     }
 
     fn statfs(&mut self, _: &Request<'_>, _: u64, reply: ReplyStatfs) {
-        if self.is_silent() { self.keep(reply) } else { reply.statfs(0, 0, 0, 0, 0, 512, 255, 0) }
+        if self.is_silent() { self.keep_and_count(reply) } else { reply.statfs(0, 0, 0, 0, 0, 512, 255, 0) }
     }
 
     fn read(&mut self, _: &Request<'_>, _: u64, _: u64, _: i64, _: u32, _: i32, _: Option<u64>, reply: ReplyData) {
-        if self.is_over.load(Ordering::SeqCst) { reply.error(Errno::IO.raw_os_error()) } else { self.keep(reply) }
+        if self.is_over.load(Ordering::SeqCst) {
+            reply.error(Errno::IO.raw_os_error())
+        } else {
+            self.keep_and_count(reply)
+        }
     }
 
     // What a close waits for.
@@ -241,8 +261,7 @@ fn an_image_that_does_not_answer_when_it_is_to_be_locked_holds_up_no_change_of_o
     running.read_honestly();
     mounted.silent.fall_silent();
     let guest = thread::spawn(move || Attacker::boot(&socket, Variant::PLAIN, MIB));
-    let asked = || mounted.silent.unanswered.lock().expect("no holder panics").len();
-    await_that("the daemon to ask how long the image is", || asked() > 0);
+    await_that("the daemon to ask how long the image is", || mounted.silent.asked() > 0);
     // By hand, and for a guest that runs.
     for (command, arguments) in [
         ("blockdev-set-active", json!({"node-name": "d0", "active": true})),
@@ -278,8 +297,7 @@ fn what_a_client_over_nbd_that_has_gone_has_asked_of_an_image_that_does_not_answ
     let mut client = NbdClient::connect(&socket, "disk", Headers::Structured);
     mounted.silent.fall_silent();
     client.ask(0, command::BLOCK_STATUS, 0, MIB, &[]);
-    let asked = || mounted.silent.unanswered.lock().expect("no holder panics").len();
-    await_that("the daemon to ask what is allocated", || asked() > 0);
+    await_that("the daemon to ask what is allocated", || mounted.silent.asked() > 0);
     drop(client);
     await_that("the export to be in use no more", || qmp.try_run("block-export-del", json!({"id": "e0"})).is_ok());
     await_change(&mut qmp);
@@ -298,8 +316,7 @@ fn lock_set_of(fd: &impl AsFd, mounted: &Mounted) -> JoinHandle<()> {
         epoll::add(&set, fd, EventData::new_u64(0), EventFlags::IN).expect("our own set");
     }
     let file = mounted.share.file.try_clone().expect("a descriptor");
-    let asked = || mounted.silent.unanswered.lock().expect("no holder panics").len();
-    let before = asked();
+    let before = mounted.silent.asked();
     let thread = thread::spawn(move || {
         let _ready = ready;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -312,7 +329,7 @@ fn lock_set_of(fd: &impl AsFd, mounted: &Mounted) -> JoinHandle<()> {
         // SAFETY: nobody uses it any more.
         unsafe { munmap(page, 4096) }.expect("our own page");
     });
-    await_that("the kernel to ask for the page", || asked() > before);
+    await_that("the kernel to ask for the page", || mounted.silent.asked() > before);
     thread
 }
 
