@@ -149,6 +149,8 @@ fn a_session_goes_on_with_its_rings_memory_record_and_log_and_its_client_is_not_
             };
             let before = used();
             vm.reads(0, 100);
+            // The record is told after the guest.
+            vm.sync();
             assert_eq!(used() != before, has_record, "{shape:?}");
             vm.start_logging();
             let logged = eventfd(0, EventfdFlags::NONBLOCK).unwrap();

@@ -441,8 +441,12 @@ fn who_chooses_nothing_makes_room_for_others_or_leaves_when_his_time_is_over() {
     assert_eq!(haggle(&mut slow, option::LIST, &[]).last().unwrap().0, answer::ACK);
     let served = Served::with(0, Duration::from_millis(50), DebugRules::default());
     served.server.open();
-    let mut silent = UnixStream::connect(served.socket()).unwrap();
-    let mut greeting = Vec::new();
-    silent.read_to_end(&mut greeting).unwrap();
-    assert_eq!(greeting, b"NBDMAGICIHAVEOPT\0\x03");
+    // Where the server is late his time is over before he is greeted, but not again and again.
+    let is_greeted = (0..10).any(|_| {
+        let mut silent = UnixStream::connect(served.socket()).unwrap();
+        let mut greeting = Vec::new();
+        silent.read_to_end(&mut greeting).unwrap();
+        greeting == b"NBDMAGICIHAVEOPT\0\x03"
+    });
+    assert!(is_greeted);
 }

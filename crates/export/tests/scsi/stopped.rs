@@ -528,7 +528,8 @@ fn a_compare_and_write_that_is_tried_again_compares_again_and_its_export_goes_on
         let ([first, _], [one, _]) = (&mut shared.machines, &shared.exports);
         send_with(first, 0, &COMPARE_AND_WRITE, &[[0; 512], [5; 512]].concat());
         let begun = Instant::now();
-        while one.stats().waiting != 1 {
+        // It waits for a second, and that it has stopped is known for good.
+        while one.errors().stops() == 0 {
             assert!(begun.elapsed() < Duration::from_secs(30));
             std::thread::yield_now();
         }
@@ -576,7 +577,8 @@ fn an_export_goes_on_when_a_write_has_found_space_that_is_stable_now_because_the
             std::thread::yield_now();
         }
     };
-    await_it(&|| one.stats().waiting == 2);
+    // Both wait for a second: where this thread is later than that, the first has found space already, and the other none.
+    await_it(&|| one.stats().waiting == 2 || one.errors().stops() == 2);
     // MODE SELECT (6) of the caching page.
     let mut list = [0; 24];
     (list[4], list[5]) = (8, 18);

@@ -147,8 +147,7 @@ fn an_export_goes_on_when_what_it_tries_is_ended_while_that_waits_for_limits() {
     set_limits(&shared, Some(Limits { bytes, ..Limits::default() }));
     let ([first, _], [one, _]) = (&mut shared.machines, &shared.exports);
     send_with(first, 0, &WRITE, &[0; 512]);
-    await_that("it to fail", || one.stats().waiting == 1);
-    await_that("it to be tried", || one.stats().waiting == 0);
+    await_that("it to have failed and to be tried", || one.errors().stops() == 1 && one.stats().waiting == 0);
     first.manage(ABORT_TASK_SET);
     assert_eq!(first.managed(), 0);
     first.reap(REQUESTS);

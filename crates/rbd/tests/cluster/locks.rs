@@ -140,11 +140,11 @@ fn a_lock_that_comes_after_it_was_waited_for_is_given_back() {
     let Some(ceph) = Ceph::start() else { return };
     ceph.run("rbd create late --size 8M");
     let mut late = options(&ceph, "late");
-    late.cluster.connect_timeout = Duration::from_secs(5);
+    late.cluster.connect_timeout = Duration::from_secs(15);
     let disk = open_inactive(&late);
     ceph.kill(Part::Osd);
     let error = disk.activate().unwrap_err().to_string();
-    assert!(error.contains("the cluster has not answered for 5 s (locking an image)"), "{error}");
+    assert!(error.contains("the cluster has not answered for 15 s (locking an image)"), "{error}");
     ceph.revive(Part::Osd);
     let other = RbdOptions { node_name: "disk1".to_owned(), ..options(&ceph, "late") };
     let other = open_inactive(&other);
