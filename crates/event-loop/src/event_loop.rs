@@ -112,10 +112,6 @@ impl<S: Source> EventLoop<S> {
         Ok(new)
     }
 
-    pub(crate) fn mailbox(&self) -> &Arc<Mailbox<Command<S>>> {
-        &self.mailbox
-    }
-
     /// The monitor in use, never [`MonitorChoice::Auto`].
     pub const fn monitor_name(&self) -> MonitorChoice {
         self.monitor_name
@@ -348,7 +344,7 @@ impl<S: Source> EventLoop<S> {
                 active.push(index);
             }
         }
-        if self.mailbox.bell().rang() {
+        if self.mailbox.bell.rang() {
             self.run_commands();
         }
     }

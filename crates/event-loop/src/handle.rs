@@ -65,7 +65,7 @@ impl<S> Leaving<S> {
 impl<S: Source> LoopHandle<S> {
     /// A handle for `target`.
     pub fn new(target: &EventLoop<S>) -> Self {
-        Self { mailbox: Arc::clone(target.mailbox()), counters: Arc::clone(target.counters()) }
+        Self { mailbox: Arc::clone(&target.mailbox), counters: Arc::clone(target.counters()) }
     }
 
     /// What the loop counts; to read it is not to ask the loop.

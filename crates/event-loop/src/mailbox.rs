@@ -12,7 +12,7 @@ use crate::sync::Mutex;
 pub(crate) struct Mailbox<T> {
     /// None when it is closed.
     letters: Mutex<Option<Vec<T>>>,
-    bell: Doorbell,
+    pub(crate) bell: Doorbell,
     /// What the loop sleeps on.
     pub(crate) wake: EventNotifier,
 }
@@ -31,10 +31,6 @@ impl<T> Mailbox<T> {
         if self.bell.ring() {
             self.wake.set();
         }
-    }
-
-    pub(crate) const fn bell(&self) -> &Doorbell {
-        &self.bell
     }
 
     /// Empties the box, if the bell rang.

@@ -30,7 +30,7 @@ impl<S: Source> EventLoop<S> {
 
     /// Whether there is something to do, as far as was looked and the monitor has told.
     fn has_work(&self) -> bool {
-        self.completed || !self.sources.ready.is_empty() || self.mailbox.bell().rang()
+        self.completed || !self.sources.ready.is_empty() || self.mailbox.bell.rang()
     }
 
     fn deadline(&self) -> Option<Nanos> {
@@ -109,11 +109,11 @@ impl<S: Source> EventLoop<S> {
     /// Arms everything, looks once more, and sleeps; says whether it came to that.
     fn block(&mut self) -> io::Result<bool> {
         self.sources.arm();
-        let clear = self.backend.arm() & self.mailbox.bell().arm() & self.sources.ready.is_empty();
+        let clear = self.backend.arm() & self.mailbox.bell.arm() & self.sources.ready.is_empty();
         let timeout = if clear { self.deadline().map(|deadline| deadline - self.now) } else { Some(Nanos::ZERO) };
         let waited = self.monitor.wait(timeout, &mut self.reports);
         self.backend.suppress();
-        self.mailbox.bell().disarm();
+        self.mailbox.bell.disarm();
         let before = self.now;
         self.now = clock::now();
         self.monitor_asked = self.now;
@@ -184,6 +184,6 @@ mod tests {
         while target.counters().blocks.get() == 0 {
             target.turn().unwrap();
         }
-        assert!(!target.mailbox.bell().ring());
+        assert!(!target.mailbox.bell.ring());
     }
 }

@@ -79,10 +79,10 @@ fn each_letter_is_taken_once_and_in_order_and_a_loop_that_sleeps_is_woken_for_it
         let mut taken: Vec<u32> = Vec::new();
         // A letter that is left behind, and a loop that nobody wakes, are deadlocks, which loom finds by itself.
         while taken.len() < 3 {
-            if mailbox.bell().arm() {
+            if mailbox.bell.arm() {
                 mailbox.wake.wait();
             }
-            mailbox.bell().disarm();
+            mailbox.bell.disarm();
             taken.append(&mut mailbox.take());
         }
         let _: [(); 2] = senders.map(|sender| sender.join().unwrap());

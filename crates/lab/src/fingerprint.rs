@@ -58,7 +58,7 @@ pub fn machine(disk: Option<&Path>) -> Host {
 }
 
 /// What the kernel calls the time since it was booted.
-fn boot_id() -> Option<String> {
+pub fn boot_id() -> Option<String> {
     read("/proc/sys/kernel/random/boot_id")
 }
 
@@ -111,7 +111,7 @@ pub fn load_average() -> f64 {
 }
 
 /// The number on the line that begins with `name`.
-fn number_behind(text: &str, name: &str) -> Option<u64> {
+pub fn number_behind(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 

@@ -144,9 +144,7 @@ impl ProcessReaper {
     /// It cannot be started.
     #[allow(unsafe_code)]
     pub fn start_fed(self: &Arc<Self>, mut command: Command, stdin: Stdio) -> io::Result<Process> {
-        if self.has_stopped() {
-            return Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted"));
-        }
+        self.go_on()?;
         command.stdin(stdin).stderr(Stdio::piped()).process_group(0);
         let lab = rustix::process::getpid();
         // SAFETY: between fork and exec only system calls are made, and nothing is allocated.
@@ -193,6 +191,12 @@ impl ProcessReaper {
     /// Whether [`stop`](Self::stop) was called.
     pub fn has_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
+    }
+
+    /// # Errors
+    /// [`stop`](Self::stop) was called.
+    pub fn go_on(&self) -> io::Result<()> {
+        if self.has_stopped() { Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted")) } else { Ok(()) }
     }
 
     fn forget(&self, pid: u32) {

@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::channel::{Channel, ChannelError, Received};
 use crate::handshake::{self, Export, HandshakeError};
-use crate::protocol::{Headers, Reply, Request, command};
+use crate::protocol::{Headers, Reply, Request, chunk, command, errno};
 use crate::target::{Address, Encryption, Target};
 
 /// How long one attempt may take.
@@ -114,12 +114,12 @@ impl Connection {
         };
         match reply {
             Reply::Simple { error: 0, cookie: u64::MAX } => Ok(Ok(())),
-            Reply::Chunk { flags: 1, kind: 0, cookie: u64::MAX, length: 0, .. } => Ok(Ok(())),
-            Reply::Simple { error, cookie: u64::MAX } => Ok(Err(crate::protocol::errno(error))),
-            Reply::Chunk { kind, cookie: u64::MAX, length: 6.., .. } if kind & 1 << 15 != 0 => {
+            Reply::Chunk { flags: chunk::FLAG_DONE, kind: chunk::NONE, cookie: u64::MAX, length: 0, .. } => Ok(Ok(())),
+            Reply::Simple { error, cookie: u64::MAX } => Ok(Err(errno(error))),
+            Reply::Chunk { kind, cookie: u64::MAX, length: 6.., .. } if kind & chunk::IS_ERROR != 0 => {
                 let mut error = [0; 4];
                 stream.read_exact(&mut error)?;
-                Ok(Err(crate::protocol::errno(u32::from_be_bytes(error))))
+                Ok(Err(errno(u32::from_be_bytes(error))))
             }
             _ => Err(broken()),
         }

@@ -112,10 +112,6 @@ pub struct Wait<'a> {
 ///     fn window_now(&self) -> Nanos {
 ///         self.window
 ///     }
-///
-///     fn weighs_block_cost(&self) -> bool {
-///         false
-///     }
 /// }
 ///
 /// let mut policy = AsLast { max: Nanos(32_768), window: Nanos::ZERO };
@@ -141,7 +137,9 @@ pub trait Policy: Send {
     fn window_now(&self) -> Nanos;
 
     /// Whether its windows depend on what blocking costs, which takes 10 to 50 ms to measure.
-    fn weighs_block_cost(&self) -> bool;
+    fn weighs_block_cost(&self) -> bool {
+        false
+    }
 
     /// Whether it is to observe the turns, too, before which there was nothing to wait for, as QEMU does: each is a wait of no
     /// length, with no [`window`](Self::window) before it.

@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,8 +51,6 @@ pub(crate) struct Cluster {
     ceph: &'static Ceph,
     handle: Handle,
     options: ClusterOptions,
-    /// Whether there is a connection to be ended.
-    connected: bool,
     /// Whether the cluster has it on its block list.
     is_lost: AtomicBool,
 }
@@ -107,25 +105,32 @@ impl Cluster {
         self.is_lost.store(true, Ordering::Relaxed);
     }
 
-    fn connect(options: &ClusterOptions) -> Result<Self, RbdError> {
+    /// A client that is not connected and has read no configuration.
+    fn new(options: &ClusterOptions) -> Result<Self, RbdError> {
         let ceph = ceph()?;
-        let ClusterOptions { conf, user, key, monitors, auth, settings, connect_timeout, images: _ } = options;
-        let name = text(&format!("client.{}", user.as_deref().unwrap_or("admin")));
+        let name = text(&format!("client.{}", options.user.as_deref().unwrap_or("admin")));
         let mut handle = ptr::null_mut();
         // SAFETY: both names end with a zero; the handle is written.
         let made = unsafe { (ceph.rados.rados_create2)(&raw mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
         check(made, || ("make a client of Ceph".to_owned(), ""))?;
-        let mut new =
-            Self { ceph, handle, options: options.clone(), connected: false, is_lost: AtomicBool::new(false) };
-        match conf {
-            Some(path) => {
-                let file = text(path);
-                // SAFETY: the handle is new, and the path ends with a zero.
-                let read = unsafe { (ceph.rados.rados_conf_read_file)(handle, file.as_ptr()) };
-                check(read, || (format!("read '{path}'"), "; conf names the cluster's ceph.conf"))?;
-            }
-            // SAFETY: as above; without a path it looks where Ceph looks, and finding nothing is no error of ours.
-            None => drop(unsafe { (ceph.rados.rados_conf_read_file)(handle, ptr::null()) }),
+        Ok(Self { ceph, handle, options: options.clone(), is_lost: AtomicBool::new(false) })
+    }
+
+    /// Reads the file that `conf` names, or what there is where Ceph looks; returns what the function does.
+    fn read_conf(&self) -> c_int {
+        let conf = self.options.conf.as_deref().map(text);
+        let path = conf.as_ref().map_or(ptr::null(), |path| path.as_ptr());
+        // SAFETY: the handle is ours; the path is null, or ends with a zero and outlives the call.
+        unsafe { (self.ceph.rados.rados_conf_read_file)(self.handle, path) }
+    }
+
+    fn connect(options: &ClusterOptions) -> Result<Self, RbdError> {
+        let ClusterOptions { conf, user: _, key, monitors, auth, settings, connect_timeout, images: _ } = options;
+        let new = Self::new(options)?;
+        let read = new.read_conf();
+        // To find nothing where Ceph looks is no error of ours.
+        if let Some(path) = conf {
+            check(read, || (format!("read '{path}'"), "; conf names the cluster's ceph.conf"))?;
         }
         // As long as the first answer may take; whoever sets it themselves knows better.
         new.set("client_mount_timeout", &connect_timeout.as_secs().to_string())?;
@@ -148,7 +153,7 @@ impl Cluster {
             new.set(name, value)?;
         }
         // SAFETY: the handle was made and is not connected.
-        let connected = unsafe { (ceph.rados.rados_connect)(handle) };
+        let connected = unsafe { (new.ceph.rados.rados_connect)(new.handle) };
         let hint = match -connected {
             libc::EACCES | libc::EPERM => "; check user and its key (key-secret, or the keyring that conf names)",
             libc::ETIMEDOUT => "; see that its monitors can be reached",
@@ -156,7 +161,6 @@ impl Cluster {
             _ => "",
         };
         check(connected, || ("connect to the cluster".to_owned(), hint))?;
-        new.connected = true;
         Ok(new)
     }
 
@@ -248,16 +252,8 @@ impl ClusterOptions {
     ///
     /// The library cannot be had.
     pub fn files(&self) -> Result<Vec<String>, RbdError> {
-        let ceph = ceph()?;
-        let name = text(&format!("client.{}", self.user.as_deref().unwrap_or("admin")));
-        let mut handle = ptr::null_mut();
-        // SAFETY: both names end with a zero; the handle is written.
-        let made = unsafe { (ceph.rados.rados_create2)(&raw mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
-        check(made, || ("make a client of Ceph".to_owned(), ""))?;
-        let trial = Cluster { ceph, handle, options: self.clone(), connected: false, is_lost: AtomicBool::new(false) };
-        let conf = self.conf.as_deref().map(text);
-        // SAFETY: the handle is new; the path is null, or ends with a zero and outlives the call.
-        let _ = unsafe { (ceph.rados.rados_conf_read_file)(handle, conf.as_ref().map_or(ptr::null(), |c| c.as_ptr())) };
+        let trial = Cluster::new(self)?;
+        let _ = trial.read_conf();
         let keyrings = trial.setting(c"keyring");
         let usual = ["/etc/ceph/ceph.conf".to_owned()];
         let conf = self.conf.clone().into_iter().chain(std::env::var("CEPH_CONF").ok());

@@ -192,6 +192,11 @@ impl Cdb {
         self.byte(0) >> 5
     }
 
+    /// Whether it has six bytes.
+    pub(crate) fn is_short(&self) -> bool {
+        self.group() == 0
+    }
+
     /// The logical block address, where the CDB's length has it.
     #[inline(always)]
     pub(crate) fn lba(&self) -> u64 {
@@ -226,7 +231,7 @@ impl Cdb {
 
     /// The allocation or parameter list length of MODE SENSE and MODE SELECT, of which both sizes exist.
     pub(crate) fn mode_length(&self) -> usize {
-        if self.group() == 0 { usize::from(self.byte(4)) } else { usize::from(self.u16(7)) }
+        if self.is_short() { usize::from(self.byte(4)) } else { usize::from(self.u16(7)) }
     }
 }
 

@@ -3,7 +3,6 @@
 mod pages;
 
 use crate::call::{Answer, Call};
-use crate::cdb::Cdb;
 use crate::command::Admission;
 use crate::execute::is_fenced;
 use crate::nexus::{Attention, NexusId};
@@ -34,7 +33,7 @@ impl LogicalUnit {
             return Err(Sense::illegal(Code::SAVING).into());
         }
         let asked = Page::asked(code, subpage)?;
-        let short = is_short(&call.cdb);
+        let short = call.cdb.is_short();
         let long_lba = !short && cdb.has(1, LONG_REQUEST);
         let descriptor = match (cdb.has(1, NO_DESCRIPTORS), long_lba) {
             (true, _) => Vec::new(),
@@ -91,7 +90,7 @@ impl LogicalUnit {
             return Err(Refusal::Conflict);
         }
         let before = self.told(&state);
-        let after = self.selected(&list, is_short(&cdb))?;
+        let after = self.selected(&list, cdb.is_short())?;
         if self.write_cache() && !after.write_cache {
             state.turned_off += 1;
         }
@@ -147,8 +146,8 @@ impl LogicalUnit {
         }
         match (descriptor, long_lba) {
             (0, _) => {}
-            (8, false) => self.check_descriptor(&list[header..rest], header, &self.short_descriptor(), 4, 5)?,
-            (16, true) => self.check_descriptor(&list[header..rest], header, &self.long_descriptor(), 8, 12)?,
+            (8, false) => Self::check_descriptor(&list[header..rest], header, &self.short_descriptor(), 4, 5)?,
+            (16, true) => Self::check_descriptor(&list[header..rest], header, &self.long_descriptor(), 8, 12)?,
             _ => return Err(Sense::list(at)),
         }
         let mut modes = Modes { write_cache: self.write_cache(), protect: self.write_protect() };
@@ -161,7 +160,7 @@ impl LogicalUnit {
 
     /// A block descriptor may say what is, or say nothing about the number of blocks: all zeroes or all ones (SBC-4,
     /// 6.5.2). Number and length are before `number` and from `length` on; `at` is where it is in the list.
-    fn check_descriptor(&self, given: &[u8], at: usize, is: &[u8], number: usize, length: usize) -> Result<(), Sense> {
+    fn check_descriptor(given: &[u8], at: usize, is: &[u8], number: usize, length: usize) -> Result<(), Sense> {
         let blocks = &given[..number];
         let silent = blocks.iter().all(|b| *b == 0) || blocks.iter().all(|b| *b == 0xff);
         if !silent && *blocks != is[..number] {
@@ -187,11 +186,6 @@ impl LogicalUnit {
         descriptor[12..].copy_from_slice(&self.config.logical_block_bytes.to_be_bytes());
         descriptor
     }
-}
-
-/// Whether it is the six-byte command.
-fn is_short(cdb: &Cdb) -> bool {
-    cdb.byte(0) >> 5 == 0
 }
 
 #[cfg(test)]

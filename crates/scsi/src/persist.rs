@@ -119,7 +119,7 @@ impl LogicalUnit {
             None
         } else {
             let knows = if self.state().keeping.keeper.is_some() { APTPL } else { 0 };
-            let wrong = { [(SPEC_I_PT, 3), (ALL_TG_PT, 2), (APTPL, 0)] }.into_iter();
+            let wrong = [(SPEC_I_PT, 3), (ALL_TG_PT, 2), (APTPL, 0)].into_iter();
             if let Some((_, bit)) = wrong.filter(|(mask, _)| mask & knows == 0).find(|(mask, _)| flags & mask != 0) {
                 return Err(Sense::list(20).bit(bit).into());
             }

@@ -44,6 +44,8 @@ impl LogicalUnit {
 
     /// REPORT SUPPORTED OPERATION CODES (SPC-5).
     pub(crate) fn report_opcodes(&self, call: Call<'_>) -> Answer {
+        const UNSUPPORTED: u8 = 1;
+        const STANDARD: u8 = 3;
         let Call { cdb, command, task, .. } = call;
         let (timeouts, options) = (cdb.has(2, 0x80), cdb.byte(2) & 0x07);
         let (code, action) = (cdb.byte(3), cdb.u16(4));
@@ -69,29 +71,12 @@ impl LogicalUnit {
             1 => false,
             2 if known && !has_actions => return Err(Sense::cdb(2).bit(2).into()),
             2 => true,
-            // Either, whichever the operation code has; one without has only the action zero.
-            3 if !has_actions && action != 0 => return self.report_one(None, timeouts, cdb.u32(6), command, task),
-            3 => has_actions,
+            // Either, whichever the operation code has; one without has only the action zero, so that another matches nothing.
+            3 => has_actions || action != 0,
             _ => return Err(Sense::cdb(2).bit(2).into()),
         };
         let wanted = |s: &&Spec| s.code == code && (!with_action || s.action.map(u16::from) == Some(action));
-        let found = TABLE.iter().find(wanted).filter(|s| self.has(s.needs));
-        self.report_one(found, timeouts, cdb.u32(6), command, task)
-    }
-
-    /// What is known of one command, if it is.
-    fn report_one(
-        &self,
-        found: Option<&Spec>,
-        timeouts: bool,
-        allocated: u32,
-        command: &mut crate::Command,
-        task: &crate::Task<'_>,
-    ) -> Answer {
-        const UNSUPPORTED: u8 = 1;
-        const STANDARD: u8 = 3;
-        let data = &mut command.response;
-        match found {
+        match TABLE.iter().find(wanted).filter(|s| self.has(s.needs)) {
             None => data.extend([0, UNSUPPORTED, 0, 0]),
             Some(spec) => {
                 data.extend([0, u8::from(timeouts) << 7 | STANDARD, 0, spec.usage.len() as u8]);
@@ -104,7 +89,7 @@ impl LogicalUnit {
                 }
             }
         }
-        command.respond(task, allocated as usize)
+        command.respond(task, cdb.u32(6) as usize)
     }
 }
 

@@ -353,7 +353,7 @@ fn finish(asked: &Bench, run: &Run, directory: &Path) -> Result<u8> {
 }
 
 fn measured_cells(run: &Run) -> usize {
-    run.cells.iter().filter(|cell| matches!(cell.outcome, Outcome::Measured(_))).count()
+    run.cells.iter().filter(|cell| cell.measured().is_some()).count()
 }
 
 fn summary(run: &Run, directory: &Path) -> String {

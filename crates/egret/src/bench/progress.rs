@@ -58,8 +58,7 @@ impl Progress for Bar {
 }
 
 fn name(id: &CellId) -> String {
-    let point = if id.point > 0 { format!(", point {}", id.point) } else { String::new() };
-    format!("{}{point}, {}, repetition {}", id.load, id.subject, id.repetition + 1)
+    format!("{}, {}, repetition {}", id.place(), id.subject, id.repetition + 1)
 }
 
 fn line(cell: &Cell) -> String {

@@ -81,9 +81,6 @@ impl Policy for EveryTurn {
     fn window_now(&self) -> Nanos {
         Nanos::ZERO
     }
-    fn weighs_block_cost(&self) -> bool {
-        false
-    }
     fn observes_every_turn(&self) -> bool {
         true
     }

@@ -25,9 +25,9 @@ impl Bound {
     pub fn of(metric: Metric, ours: Option<&Bottleneck>, theirs: Option<&Bottleneck>) -> Self {
         match (ours, theirs) {
             _ if is_cost(metric) => Self::None,
-            (Some(Bottleneck::Load(why)), Some(Bottleneck::Load(_))) => Self::Both(format!("load-bound: {why}")),
-            (Some(Bottleneck::Device(why)), Some(Bottleneck::Device(_))) => Self::Both(format!("device-bound: {why}")),
-            (_, Some(Bottleneck::Load(why))) => Self::Baseline(format!("the baseline is load-bound: {why}")),
+            (Some(bound @ Bottleneck::Load(_)), Some(Bottleneck::Load(_)))
+            | (Some(bound @ Bottleneck::Device(_)), Some(Bottleneck::Device(_))) => Self::Both(bound.to_string()),
+            (_, Some(bound @ Bottleneck::Load(_))) => Self::Baseline(format!("the baseline is {bound}")),
             _ => Self::None,
         }
     }

@@ -4,7 +4,6 @@ use serde::Serialize;
 
 use super::{Analysis, CellKey, Status, Summary};
 use crate::plan::{Across, Application, Chart, Form, Load, Metric, Published};
-use crate::results::Bottleneck;
 
 /// A chart with its figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -159,12 +158,7 @@ impl Analysis<'_> {
         let ratio = judged.and_then(|judged| judged.ratio).map(|ratio| [ratio.ratio, ratio.low, ratio.high]);
         let value = self.summary(key, metric);
         let cannot = || Some(format!("this stack cannot tell its {}", metric.name()));
-        let limit = || {
-            self.table.limit(key).map(|limit| match limit {
-                Bottleneck::Load(why) => format!("load-bound: {why}"),
-                Bottleneck::Device(why) => format!("device-bound: {why}"),
-            })
-        };
+        let limit = || self.table.limit(key).map(ToString::to_string);
         let short =
             || self.table.shortfall(key).map(|share| format!("reached {:.0} % of the rate asked for", share * 100.0));
         let note = match self.table.status(key) {
@@ -221,7 +215,7 @@ impl Analysis<'_> {
     fn ladder(&self, load: &Load, subjects: &[&str], chart: &Chart) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for name in subjects.iter().filter(|name| load.is_put_on(name)) {
-            let Some(subject) = self.run.plan.subjects.iter().find(|subject| subject.name == *name) else { continue };
+            let Some(subject) = self.run.plan.subject(name) else { continue };
             let line = subject.line.clone().unwrap_or_else(|| subject.name.clone());
             let key = CellKey { load: &load.name, subject: name, point: 0 };
             let x = match chart.across {

@@ -8,7 +8,7 @@ use super::chart::{anchor, runs_of};
 use super::judge::{is_one_rate, sample};
 use super::{Analysis, CellKey, Status, bound, difference};
 use crate::plan::{Form, Load, Metric, Stack};
-use crate::results::{Bottleneck, CellId};
+use crate::results::{Bottleneck, place};
 use crate::statistics::{self, ENOUGH, median};
 
 /// How a choice begins that others may equal.
@@ -226,7 +226,7 @@ impl Analysis<'_> {
             let options = self.options();
             let (mut names, mut samples) = (Vec::new(), Vec::new());
             for load in self.loads.iter().copied() {
-                for point in 0..=load.keys.curve.map_or(0, |curve| curve.points) {
+                for point in 0..=load.points() {
                     let tells = |name: &str| {
                         let key = CellKey { load: &load.name, subject: name, point };
                         load.is_put_on(name) && !self.table.is_functional_only(key)
@@ -532,8 +532,8 @@ impl Analysis<'_> {
     fn beats(&self, winner: &str, loser: &str) -> Option<Vec<String>> {
         let mut better = Vec::new();
         for load in self.loads_of(loser) {
-            for point in 0..=load.keys.curve.map_or(0, |curve| curve.points) {
-                let place = CellId { load: load.name.clone(), subject: String::new(), repetition: 0, point }.place();
+            for point in 0..=load.points() {
+                let place = place(&load.name, point);
                 let is_short = |subject| self.table.shortfall(CellKey { load: &load.name, subject, point }).is_some();
                 // Whoever does not reach a rate has less to wait for, and its latency says nothing; where neither does, what
                 // each reached of it does.

@@ -140,10 +140,8 @@ impl<'a> Analysis<'a> {
 
     /// A load's baseline beside itself.
     fn beside_itself(&self, load: &Load, metric: Metric) -> Logs {
-        let baseline = self.run.plan.baseline_under(load);
-        let again = format!("{baseline}{AGAIN}");
-        let key = |subject| CellKey { load: &load.name, subject, point: 0 };
-        self.table.log_ratios(key(&again), key(baseline), metric)
+        let subject = self.run.plan.baseline_under(load);
+        self.table.beside_itself(CellKey { load: &load.name, subject, point: 0 }, metric)
     }
 
     /// What is compared under a load: how fast it is, and what a request costs, where there are requests.
@@ -188,7 +186,7 @@ impl<'a> Analysis<'a> {
             let on = self.subjects.iter().filter(|subject| load.is_put_on(subject) || subject.ends_with(AGAIN));
             for subject in on.copied() {
                 let Some(baseline) = counterpart(&self.run.plan, load, subject) else { continue };
-                for point in 0..=load.keys.curve.map_or(0, |curve| curve.points) {
+                for point in 0..=load.points() {
                     let metrics = self.metrics_of(load, point, [subject, baseline]).into_iter();
                     all.extend(metrics.map(|metric| Pair { load, point, subject, baseline, metric }));
                 }
@@ -302,8 +300,7 @@ impl<'a> Analysis<'a> {
                 1 => format!("one of {} pairs left out: {worst}", logs.len()),
                 some => format!("{some} of {} pairs left out, the worst: {worst}", logs.len()),
             };
-            let again = format!("{}{AGAIN}", pair.baseline);
-            let beside_itself = self.table.log_ratios(pair.key(&again), pair.theirs(), pair.metric);
+            let beside_itself = self.table.beside_itself(pair.theirs(), pair.metric);
             let is_the_machines =
                 logs.iter().any(|log| lost(*log) < -reach) || beside_itself.iter().any(|(_, log)| log.abs() > reach);
             Some(LeftOut { text, is_the_machines })

@@ -76,11 +76,6 @@ impl Summary {
     }
 }
 
-/// Where a cell is in the table.
-fn key(id: &CellId) -> CellKey<'_> {
-    CellKey { load: &id.load, subject: &id.subject, point: id.point }
-}
-
 impl<'a> Analysis<'a> {
     /// Understands a run.
     pub fn new(run: &'a Run) -> Self {
@@ -111,7 +106,8 @@ impl<'a> Analysis<'a> {
     /// Places in the plan, as far as it was asked for, of which nothing was measured and nothing failed: whoever has not
     /// been measured yet, or cannot be here. What the plan can do without was left out of it before it began.
     pub fn absent(&self) -> Vec<CellId> {
-        let is_absent = |id: &CellId| matches!(self.table.status(key(id)), Status::Impossible(_) | Status::Missing);
+        let is_absent =
+            |id: &CellId| matches!(self.table.status(CellKey::of(id)), Status::Impossible(_) | Status::Missing);
         self.places().filter(is_absent).collect()
     }
 
@@ -123,10 +119,10 @@ impl<'a> Analysis<'a> {
             return Vec::new();
         }
         let sparse = self.places().filter_map(|id| {
-            let (ended, impossible) = self.table.impossible(key(&id));
+            let (ended, impossible) = self.table.impossible(CellKey::of(&id));
             let asked = ended.max(self.run.plan.repetitions as usize);
-            let is_sparse = self.table.status(key(&id)) == Status::Measured && ended - impossible.len() < asked;
-            is_sparse.then(|| (self.table.measured(key(&id)).count(), asked)).map(|(of, asked)| (id, of, asked))
+            let is_sparse = self.table.status(CellKey::of(&id)) == Status::Measured && ended - impossible.len() < asked;
+            is_sparse.then(|| (self.table.measured(CellKey::of(&id)).count(), asked)).map(|(of, asked)| (id, of, asked))
         });
         sparse.collect()
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
-use crate::results::{Cell, Measurement, Outcome, SYMBOLS};
+use crate::results::{Cell, Measurement, SYMBOLS};
 use crate::statistics::{mean, squares};
 
 /// How often an interval misses what it is of.
@@ -47,9 +47,9 @@ impl<'a> Profiles<'a> {
 
     /// Of some cells, each with the number of its run.
     pub fn of_runs(cells: impl IntoIterator<Item = (usize, &'a Cell)>) -> Self {
-        let measured = cells.into_iter().filter_map(|(run, cell)| match &cell.outcome {
-            Outcome::Measured(measured) if !measured.symbols.is_empty() => Some((run, measured.as_ref())),
-            Outcome::Measured(_) | Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
+        let measured = cells.into_iter().filter_map(|(run, cell)| {
+            let measured = cell.measured().filter(|measured| !measured.symbols.is_empty())?;
+            Some((run, measured))
         });
         let (runs, cells): (Vec<_>, Vec<_>) = measured.unzip();
         Self { samples: cells.iter().map(|cell| cell.samples).sum(), cells, runs }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::bound::of_most;
 use crate::plan::{Load, Metric, Plan};
-use crate::results::{Bottleneck, Cell, Measurement, Outcome, Run, shortfall};
+use crate::results::{Bottleneck, Cell, CellId, Measurement, Outcome, Run, shortfall};
 use crate::runner::AGAIN;
 use crate::statistics::{mean, median};
 
@@ -17,6 +17,13 @@ pub struct CellKey<'a> {
     pub subject: &'a str,
     /// The point of a curve; 0 is a closed loop.
     pub point: u32,
+}
+
+impl<'a> CellKey<'a> {
+    /// What a cell has in common with its repetitions.
+    pub(crate) fn of(id: &'a CellId) -> Self {
+        Self { load: &id.load, subject: &id.subject, point: id.point }
+    }
 }
 
 /// All cells, by key.
@@ -41,9 +48,7 @@ impl<'a> Table<'a> {
     pub fn new(run: &'a Run) -> Self {
         let mut keys: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for cell in &run.cells {
-            let id = &cell.id;
-            let key = CellKey { load: &id.load, subject: &id.subject, point: id.point };
-            keys.entry(key).or_default().push(cell);
+            keys.entry(CellKey::of(&cell.id)).or_default().push(cell);
         }
         Self(keys)
     }
@@ -66,10 +71,7 @@ impl<'a> Table<'a> {
 
     /// What was measured, with its repetition.
     pub fn measured(&self, key: CellKey<'_>) -> impl Iterator<Item = (u32, &'a Measurement)> {
-        self.cells(key).to_vec().into_iter().filter_map(|cell| match &cell.outcome {
-            Outcome::Measured(measurement) => Some((cell.id.repetition, measurement.as_ref())),
-            _ => None,
-        })
+        self.cells(key).to_vec().into_iter().filter_map(|cell| Some((cell.id.repetition, cell.measured()?)))
     }
 
     /// The values of a metric.
@@ -97,6 +99,12 @@ impl<'a> Table<'a> {
         let others = self.logs(to, metric, twice);
         let ratio = |(repetition, log)| Some((repetition, log - others.get(&repetition)?));
         self.logs(key, metric, twice).into_iter().filter_map(ratio).collect()
+    }
+
+    /// The same of a key's second measurements to its first.
+    pub fn beside_itself(&self, key: CellKey<'_>, metric: Metric) -> Vec<(u32, f64)> {
+        let again = format!("{}{AGAIN}", key.subject);
+        self.log_ratios(CellKey { subject: &again, ..key }, key, metric)
     }
 
     /// A key's cells, of a baseline also its second measurements.
@@ -168,12 +176,11 @@ impl<'a> Table<'a> {
 
 /// Whom a subject is compared with under a load: the baseline, or whoever of the baseline's line is at the same place.
 pub fn counterpart<'a>(plan: &'a Plan, load: &'a Load, name: &str) -> Option<&'a str> {
-    let named = |name: &str| plan.subjects.iter().find(|subject| subject.name == name);
     let baseline = plan.baseline_under(load);
     if name.ends_with(AGAIN) {
         return Some(baseline);
     }
-    let (baseline, subject) = (named(baseline)?, named(name)?);
+    let (baseline, subject) = (plan.subject(baseline)?, plan.subject(name)?);
     let on_line = baseline.line.is_some() && subject.line.is_some() && subject.line != baseline.line;
     let mut beside = plan.subjects.iter().filter(|other| other.line == baseline.line && load.is_put_on(&other.name));
     let other = beside.find(|other| on_line && other.at == subject.at).unwrap_or(baseline);

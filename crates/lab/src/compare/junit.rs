@@ -8,15 +8,6 @@ use super::Comparison;
 use crate::analysis::{Analysis, CellKey, Status};
 use crate::statistics::{Overall, Verdict};
 
-/// A comparison that decides.
-struct Case {
-    load: String,
-    subject: String,
-    metric: &'static str,
-    verdict: Verdict,
-    sentence: String,
-}
-
 impl Comparison {
     /// A test for each row that decides: failed where something was lost or has failed, skipped where nobody can tell; one
     /// more that is skipped where something is not there, and one with an error where the runs cannot be compared. A CI so
@@ -35,13 +26,12 @@ impl Comparison {
         }
         let cases = self.rows.iter().filter_map(|row| {
             let verdict = row.decision.clone().ok()?;
-            let load = row.place();
             // What failed or is missing has a row beside those of what was measured.
             let metric = row.ratio.map_or("measured", |_| row.metric.name());
-            Some(Case { load, subject: row.subject.clone(), metric, verdict, sentence: row.sentence() })
+            Some(case(&row.place(), &row.subject, metric, verdict, row.sentence()))
         });
         let gaps = (!self.gaps.is_empty()).then(|| skipped("the runs are whole".into(), "", &self.gaps.join("; ")));
-        report("egret compare", cases.map(case).chain(gaps))
+        report("egret compare", cases.chain(gaps))
     }
 }
 
@@ -53,19 +43,15 @@ impl Comparison {
 pub fn of_run(analysis: &Analysis<'_>) -> Result<String, quick_junit::SerializeError> {
     let cases = analysis.judged.iter().filter_map(|judged| {
         let verdict = judged.decision.clone().ok()?;
-        let (load, sentence) = (judged.place(), judged.sentence());
-        Some(Case { load, subject: judged.subject.clone(), metric: judged.metric.name(), verdict, sentence })
+        Some(case(&judged.place(), &judged.subject, judged.metric.name(), verdict, judged.sentence()))
     });
     let failed = analysis.run.cells.iter().filter_map(|cell| {
         let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
         status.set_message(cell.failure()?);
-        let mut case = TestCase::new(format!("{}: repetition {}", cell.id.load, cell.id.repetition + 1), status);
-        case.set_classname(&cell.id.subject).set_time(Duration::ZERO);
-        Some(case)
+        Some(test(format!("{}: repetition {}", cell.id.load, cell.id.repetition + 1), &cell.id.subject, status))
     });
     let absent = analysis.absent().into_iter().map(|id| {
-        let key = CellKey { load: &id.load, subject: &id.subject, point: id.point };
-        let why = match analysis.table.status(key) {
+        let why = match analysis.table.status(CellKey::of(&id)) {
             Status::Impossible(reason) => format!("cannot run here: {reason}"),
             _ => "not measured".into(),
         };
@@ -76,7 +62,7 @@ pub fn of_run(analysis: &Analysis<'_>) -> Result<String, quick_junit::SerializeE
     });
     let plan = &analysis.run.plan.name;
     let unfinished = analysis.run.ended.is_none().then(|| skipped("the run has ended".into(), plan, "not finished"));
-    let mut cases: Vec<_> = cases.map(case).chain(failed).chain(absent).chain(sparse).chain(unfinished).collect();
+    let mut cases: Vec<_> = cases.chain(failed).chain(absent).chain(sparse).chain(unfinished).collect();
     if cases.is_empty() {
         // A report without a test is green.
         cases.push(skipped("the plan decides something".into(), plan, &analysis.verdict()));
@@ -87,9 +73,13 @@ pub fn of_run(analysis: &Analysis<'_>) -> Result<String, quick_junit::SerializeE
 fn skipped(name: String, class: &str, why: &str) -> TestCase {
     let mut status = TestCaseStatus::skipped();
     status.set_message(why);
-    let mut case = TestCase::new(name, status);
-    case.set_classname(class).set_time(Duration::ZERO);
-    case
+    test(name, class, status)
+}
+
+fn test(name: String, class: &str, status: TestCaseStatus) -> TestCase {
+    let mut test = TestCase::new(name, status);
+    test.set_classname(class).set_time(Duration::ZERO);
+    test
 }
 
 fn report(name: &str, cases: impl IntoIterator<Item = TestCase>) -> Result<String, quick_junit::SerializeError> {
@@ -102,16 +92,15 @@ fn report(name: &str, cases: impl IntoIterator<Item = TestCase>) -> Result<Strin
     report.to_string()
 }
 
-fn case(of: Case) -> TestCase {
-    let mut status = match of.verdict {
+/// A comparison that decides.
+fn case(place: &str, subject: &str, metric: &str, verdict: Verdict, sentence: String) -> TestCase {
+    let mut status = match verdict {
         Verdict::Pass => TestCaseStatus::success(),
         Verdict::Fail => TestCaseStatus::non_success(NonSuccessKind::Failure),
         Verdict::CantTell { .. } => TestCaseStatus::skipped(),
     };
-    if of.verdict != Verdict::Pass {
-        status.set_message(of.sentence);
+    if verdict != Verdict::Pass {
+        status.set_message(sentence);
     }
-    let mut case = TestCase::new(format!("{}: {}", of.load, of.metric), status);
-    case.set_classname(&of.subject).set_time(Duration::ZERO);
-    case
+    test(format!("{place}: {metric}"), subject, status)
 }

@@ -1,7 +1,7 @@
 //! Whether two runs may be compared at all.
 
 use crate::plan::{Bytes, Load, Plan, Subject};
-use crate::results::{Component, Host, Outcome, Run};
+use crate::results::{Cell, Component, Host, Run};
 
 /// Memory may differ by this share of the larger: kernels keep more or less of it for themselves.
 const MEMORY: f64 = 0.1;
@@ -155,7 +155,7 @@ impl Found {
             }
         }
         for subject in &a.plan.subjects {
-            if let Some(other) = b.plan.subjects.iter().find(|other| other.name == subject.name) {
+            if let Some(other) = b.plan.subject(&subject.name) {
                 // Where a QEMU is found is no matter; which it is may be what is compared.
                 if subject.qemu() != other.qemu() {
                     self.note("QEMU", Role::Compared, qemu(a, subject), qemu(b, other));
@@ -198,10 +198,7 @@ fn processors(plan: &Plan) -> String {
 
 /// Whether `perf` was looking, which takes time from what it looks at. Where it is missing, or may not look, it did not.
 fn perf(run: &Run) -> &'static str {
-    let mut measured = run.cells.iter().filter_map(|cell| match &cell.outcome {
-        Outcome::Measured(one) => Some(one),
-        Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
-    });
+    let mut measured = run.cells.iter().filter_map(Cell::measured);
     let nothing_was_measured = measured.clone().next().is_none();
     match run.plan.perf {
         false => "off",

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::analysis::bound::{self, Bound, Decided, of_most};
+use crate::analysis::{CellKey, Table};
 use crate::plan::Metric;
 use crate::results::{Cell, DISTURBS, Measurement, Outcome, Run, shortfall};
 use crate::runner::AGAIN;
@@ -45,12 +46,9 @@ pub(crate) const METRICS: [Metric; 9] = [
     Metric::HostBusy,
 ];
 
-/// Load, subject, point.
-type Key<'a> = (&'a str, &'a str, u32);
-
 impl Row {
-    fn key(&self) -> Key<'_> {
-        (&self.load, &self.subject, self.point)
+    fn key(&self) -> CellKey<'_> {
+        CellKey { load: &self.load, subject: &self.subject, point: self.point }
     }
 }
 
@@ -110,12 +108,12 @@ impl Side<'_> {
     }
 }
 
-fn collect<'a>(runs: &[&'a Run]) -> BTreeMap<Key<'a>, Side<'a>> {
-    let mut sides: BTreeMap<Key<'_>, Side<'_>> = BTreeMap::new();
+fn collect<'a>(runs: &[&'a Run]) -> BTreeMap<CellKey<'a>, Side<'a>> {
+    let mut sides: BTreeMap<CellKey<'_>, Side<'_>> = BTreeMap::new();
     for (number, run) in runs.iter().enumerate() {
         for Cell { id, outcome, .. } in &run.cells {
             let subject = id.subject.strip_suffix(AGAIN).unwrap_or(&id.subject);
-            let side = sides.entry((&id.load, subject, id.point)).or_default();
+            let side = sides.entry(CellKey { subject, ..CellKey::of(id) }).or_default();
             side.tried += 1;
             if !matches!(outcome, Outcome::Impossible { .. }) {
                 side.ended.entry(number).or_default().insert(id.repetition);
@@ -138,7 +136,7 @@ pub(super) fn gaps(a: &[&Run], b: &[&Run]) -> Vec<String> {
     let mut gaps = Vec::new();
     for (key, theirs) in &first {
         let Some(ours) = second.get(key).filter(|ours| !ours.measured.is_empty()) else { continue };
-        let what = format!("{}, {}", key.1, row(*key).place());
+        let what = format!("{}, {}", key.subject, row(*key).place());
         let repetitions = |side: &Side<'_>, run| side.ended.get(&run).map_or(0, BTreeSet::len);
         let most = (0..a.len()).map(|run| repetitions(theirs, run)).max().unwrap_or(0).min(asked);
         let least = (0..b.len()).map(|run| repetitions(ours, run)).min().unwrap_or(0);
@@ -165,7 +163,7 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
     let null = if runs > 1 && !are_of_two_boots(a, b) { Null::NoLoss } else { Null::LossWithinLimit };
     let nobody = Side::default();
     let (mut rows, mut questions) = (Vec::new(), Vec::new());
-    let keys: BTreeSet<Key<'_>> = first.keys().chain(second.keys()).copied().collect();
+    let keys: BTreeSet<CellKey<'_>> = first.keys().chain(second.keys()).copied().collect();
     for key in keys {
         let [theirs, ours] = [&first, &second].map(|sides| sides.get(&key).unwrap_or(&nobody));
         rows.extend(broken(key, theirs, ours));
@@ -217,7 +215,7 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
     let new = second
         .iter()
         .filter(|(key, side)| !side.measured.is_empty() && first.get(*key).is_none_or(|one| one.measured.is_empty()));
-    let mut new: Vec<String> = new.map(|((load, subject, _), _)| format!("{subject}, {load}")).collect();
+    let mut new: Vec<String> = new.map(|(CellKey { load, subject, .. }, _)| format!("{subject}, {load}")).collect();
     new.dedup();
     (rows, new)
 }
@@ -275,7 +273,7 @@ fn judge(rows: &mut [Row], questions: &[Asked], runs: usize, decided: impl Fn(&R
     }
 }
 
-fn row((load, subject, point): Key<'_>) -> Row {
+fn row(CellKey { load, subject, point }: CellKey<'_>) -> Row {
     Row {
         load: load.into(),
         subject: subject.into(),
@@ -290,7 +288,7 @@ fn row((load, subject, point): Key<'_>) -> Row {
 }
 
 /// A row that says that a cell failed on the second side, or that it is missing there and the first side has tried it.
-fn broken(key: Key<'_>, theirs: &Side<'_>, ours: &Side<'_>) -> Option<Row> {
+fn broken(key: CellKey<'_>, theirs: &Side<'_>, ours: &Side<'_>) -> Option<Row> {
     let open = Verdict::CantTell { more_pairs: None };
     let (is_there, was_there) = (!ours.measured.is_empty(), !theirs.measured.is_empty());
     let (verdict, note) = match (ours.failed(), theirs.failed()) {
@@ -322,12 +320,10 @@ fn broken(key: Key<'_>, theirs: &Side<'_>, ours: &Side<'_>) -> Option<Row> {
 fn noise(runs: &[&Run], metric: Metric) -> f64 {
     let mut deviations = Vec::new();
     for run in runs {
-        let table = crate::analysis::Table::new(run);
+        let table = Table::new(run);
         for load in run.plan.loads.iter() {
-            let baseline = run.plan.baseline_under(load);
-            let again = format!("{baseline}{AGAIN}");
-            let key = |subject| crate::analysis::CellKey { load: &load.name, subject, point: 0 };
-            let logs = table.log_ratios(key(&again), key(baseline), metric);
+            let baseline = CellKey { load: &load.name, subject: run.plan.baseline_under(load), point: 0 };
+            let logs = table.beside_itself(baseline, metric);
             deviations.push(deviation(&logs.into_iter().map(|(_, log)| log).collect::<Vec<_>>()));
         }
     }

@@ -7,6 +7,7 @@ use comfy_table::{Table, presets};
 use super::{Comparison, Difference, Role, Row};
 use crate::analysis::figure;
 use crate::analysis::profile::Share;
+use crate::results::place;
 use crate::statistics::{Estimate, Verdict};
 
 impl Comparison {
@@ -95,7 +96,7 @@ fn interval(ratio: &Estimate) -> String {
 impl Row {
     /// The load, and of a curve its point.
     pub(super) fn place(&self) -> String {
-        if self.point == 0 { self.load.clone() } else { format!("{}, point {}", self.load, self.point) }
+        place(&self.load, self.point)
     }
 
     /// The verdict in a word or two, or why there is none.

@@ -92,9 +92,7 @@ impl Elsewhere {
             if *backend == Backend::Local || self.made.iter().any(|(made, _)| made == backend) {
                 continue;
             }
-            if reaper.has_stopped() {
-                return Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted"));
-            }
+            reaper.go_on()?;
             let made = match backend {
                 Backend::Server(uri) => Ok(nbd_place(uri).map(|place| Disk::Nbd(place, None)).into_iter().collect()),
                 _ => (0..).zip(disks).map(|(number, disk)| self.copy(backend, number, disk, reaper)).collect(),

@@ -386,9 +386,7 @@ impl Disks {
         let paths: Vec<PathBuf> = (0..count).map(|number| scratch.path().join(format!("disk{number}"))).collect();
         self._places.push(scratch);
         for (number, path) in (0..).zip(&paths) {
-            if reaper.has_stopped() {
-                return Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted"));
-            }
+            reaper.go_on()?;
             fill(path, size, number)?;
         }
         Ok(paths)

@@ -56,11 +56,13 @@ fn fio(path: &Path, how: &[&str], reaper: &Arc<ProcessReaper>) -> io::Result<()>
     let mut fio = reaper.start(command)?;
     match fio.wait(A_WEEK) {
         Some(status) if status.success() => Ok(()),
-        _ if reaper.has_stopped() => Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted")),
-        _ => Err(io::Error::other(format!(
-            "{} could not be written full: {}",
-            path.display(),
-            fio.log().concat().trim()
-        ))),
+        _ => {
+            reaper.go_on()?;
+            Err(io::Error::other(format!(
+                "{} could not be written full: {}",
+                path.display(),
+                fio.log().concat().trim()
+            )))
+        }
     }
 }

@@ -10,79 +10,59 @@ use super::units::{Bytes, OneOrMany, Seconds};
 
 /// A load as a plan spells it. Keys with several values make a load for each combination.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct LoadKeys {
     /// What the report calls it, where it is one; `randread 4k QD1` and the like without it.
-    #[serde(default)]
     pub name: Option<String>,
     /// The subjects that it is put on, by name; all of them if there are none. Where the plan's baseline is not among
     /// them, the first is theirs.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub subjects: Vec<String>,
     /// `read`, `write`, `rw`, `randread`, `randwrite` or `randrw`.
-    #[serde(default = "randread")]
     pub rw: OneOrMany<String>,
     /// The length of a request.
-    #[serde(default = "four_k")]
     pub bs: OneOrMany<Bytes>,
     /// Requests in flight, for each job.
-    #[serde(default = "one")]
     pub iodepth: OneOrMany<u16>,
     /// Jobs, each with a queue and a core of its own as far as there are cores.
-    #[serde(default = "one")]
     pub numjobs: OneOrMany<u16>,
     /// The share of reads where there are both, in percent.
-    #[serde(default = "half")]
     pub rwmixread: OneOrMany<u8>,
     /// Disks that are connected and idle beside the one under load.
-    #[serde(default = "none_idle")]
     pub idle_disks: OneOrMany<u16>,
     /// Disks under load at the same time.
-    #[serde(default = "one")]
     pub disks: OneOrMany<u16>,
     /// Whether each job goes over all the disks in turns, as fio's with several file names; without it each disk has jobs
     /// of its own. Only where fio makes the load.
-    #[serde(skip_serializing_if = "no", default)]
+    #[serde(skip_serializing_if = "no")]
     pub across_disks: bool,
     /// Whether fio's jobs are processes instead of threads.
-    #[serde(skip_serializing_if = "no", default)]
+    #[serde(skip_serializing_if = "no")]
     pub processes: bool,
     /// Queues of each disk; as many as there are jobs without it.
-    #[serde(default)]
     pub queues: Option<u16>,
     /// An open loop at this rate, in requests per second for each job and disk. A closed loop without it.
-    #[serde(default)]
     pub rate_iops: Option<f64>,
     /// How an open loop's requests are spaced.
-    #[serde(default)]
     pub rate_process: RateProcess,
     /// Latency as load rises: the closed loop's peak first, then open loops at shares of it.
-    #[serde(default)]
     pub curve: Option<Curve>,
     /// Whether random addresses may come twice before all came once.
-    #[serde(default = "yes")]
     pub norandommap: bool,
     /// How much of the disk is used; all of it without this.
-    #[serde(default)]
     pub size: Option<Bytes>,
     /// Whether what the load writes, where it is the lab's own, is checked when it is read, and all of it at the end.
-    #[serde(default)]
     pub verify: bool,
     /// Whether the load, where it is the lab's own, waits by looking again and again instead of sleeping.
-    #[serde(default)]
     pub polling: bool,
     /// What is not measured, at first.
-    #[serde(default = "one_second")]
     pub ramp_time: Seconds,
     /// What is.
-    #[serde(default = "five_seconds")]
     pub runtime: Seconds,
     /// fio's own job file, on the stacks that take fio. All keys above but `name` and `subjects` are then the job file's.
-    #[serde(default)]
     pub jobfile: Option<PathBuf>,
     /// An application in a guest instead of fio, on a file system on the disk: `rsync` of small files of `size` together, or
     /// `pgbench` with `iodepth` clients in `numjobs` threads on a database of about `size`.
-    #[serde(default)]
     pub application: Option<Application>,
 }
 
@@ -123,41 +103,39 @@ pub struct Curve {
     pub points: u32,
 }
 
-fn randread() -> OneOrMany<String> {
-    OneOrMany::One("randread".into())
-}
-
-fn four_k() -> OneOrMany<Bytes> {
-    OneOrMany::One(Bytes(4096))
-}
-
-fn one() -> OneOrMany<u16> {
-    OneOrMany::One(1)
-}
-
-fn half() -> OneOrMany<u8> {
-    OneOrMany::One(50)
-}
-
-fn none_idle() -> OneOrMany<u16> {
-    OneOrMany::One(0)
+impl Default for LoadKeys {
+    fn default() -> Self {
+        Self {
+            name: None,
+            subjects: Vec::new(),
+            rw: OneOrMany::One("randread".into()),
+            bs: OneOrMany::One(Bytes(4096)),
+            iodepth: OneOrMany::One(1),
+            numjobs: OneOrMany::One(1),
+            rwmixread: OneOrMany::One(50),
+            idle_disks: OneOrMany::One(0),
+            disks: OneOrMany::One(1),
+            across_disks: false,
+            processes: false,
+            queues: None,
+            rate_iops: None,
+            rate_process: RateProcess::default(),
+            curve: None,
+            norandommap: true,
+            size: None,
+            verify: false,
+            polling: false,
+            ramp_time: Seconds(1.0),
+            runtime: Seconds(5.0),
+            jobfile: None,
+            application: None,
+        }
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
 fn no(said: &bool) -> bool {
     !*said
-}
-
-fn one_second() -> Seconds {
-    Seconds(1.0)
-}
-
-fn five_seconds() -> Seconds {
-    Seconds(5.0)
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// One load: no lists left.
@@ -284,6 +262,11 @@ impl Load {
         name + across + processes + curve
     }
 
+    /// The points of its curve, if it has one.
+    pub fn points(&self) -> u32 {
+        self.keys.curve.map_or(0, |curve| curve.points)
+    }
+
     /// How many groups of `numjobs` jobs it has: one for each disk, or one that goes across all of them.
     pub fn groups(&self) -> u16 {
         if self.keys.across_disks { 1 } else { self.disks }
@@ -345,7 +328,7 @@ impl Load {
             (None, None) => return None,
         };
         let table = |keys: &LoadKeys| toml::Table::try_from(keys).unwrap_or_default();
-        let usual = table(&toml::from_str("").ok()?);
+        let usual = table(&LoadKeys::default());
         let is_said = |key: &str, value: &toml::Value| usual.get(key) != Some(value);
         let mut keys = table(&self.keys).into_iter();
         let has_none = |key: &str| !["name", "subjects"].contains(&key) && !has_effect.contains(&key);

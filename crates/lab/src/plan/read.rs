@@ -165,7 +165,7 @@ impl Plan {
         }
         let cells = self.loads.iter().map(|load| {
             let subjects = self.subjects.iter().filter(|one| load.is_put_on(&one.name)).count() as u64;
-            (subjects + 1) * (1 + load.keys.curve.map_or(0, |curve| u64::from(curve.points)))
+            (subjects + 1) * (1 + u64::from(load.points()))
         });
         let cells = cells.fold(0, u64::saturating_add).saturating_mul(self.most_repetitions().into());
         if cells > MOST_CELLS {
@@ -353,8 +353,7 @@ impl Plan {
     /// found. fio on the host stays what it is beside another baseline: it says how much the disk can do.
     #[must_use]
     pub fn all_alike(mut self) -> Self {
-        let of = |name: &str| self.subjects.iter().find(|subject| subject.name == name);
-        let is_host = |name: &str| of(name).is_some_and(|subject| subject.stack == Stack::Host);
+        let is_host = |name: &str| self.subject(name).is_some_and(|subject| subject.stack == Stack::Host);
         // Subjects that are compared with each other, if only by way of others, and the one that all of them become.
         let mut groups: Vec<(BTreeSet<&str>, &str)> = Vec::new();
         for load in self.loads.iter() {
@@ -374,7 +373,7 @@ impl Plan {
         }
         let alike = self.subjects.iter().map(|subject| {
             let group = groups.iter().find(|(names, _)| names.contains(subject.name.as_str()));
-            let model = group.and_then(|(_, model)| of(model)).unwrap_or(subject).clone();
+            let model = group.and_then(|(_, model)| self.subject(model)).unwrap_or(subject).clone();
             Subject { name: subject.name.clone(), line: subject.line.clone(), at: subject.at, ..model }
         });
         self.subjects = alike.collect();
@@ -398,6 +397,11 @@ impl Plan {
     /// How often a cell is measured at most.
     pub fn most_repetitions(&self) -> u32 {
         self.most_repetitions.unwrap_or(self.repetitions).max(self.repetitions)
+    }
+
+    /// The subject of this name.
+    pub fn subject(&self, name: &str) -> Option<&Subject> {
+        self.subjects.iter().find(|subject| subject.name == name)
     }
 
     /// The subject that the others are compared with.

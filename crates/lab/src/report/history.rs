@@ -9,7 +9,7 @@ use crate::analysis::chart::{anchor, runs_of};
 use crate::analysis::{Analysis, CellKey, Summary, figure};
 use crate::compare::{Comparison, METRICS};
 use crate::plan::Metric;
-use crate::results::Run;
+use crate::results::{Run, place};
 use crate::statistics::Overall;
 
 /// The size of a drawing, and its margin, in pixels.
@@ -120,7 +120,7 @@ impl<'a> Cells<'a> {
                 thead { tr { th { "Subject" } @for metric in &shown { th { (metric.label()) } } } }
                 tbody { @for key in keys {
                     tr {
-                        td { (tables::at_point(key.subject, key.point)) (self.failed(*key)) }
+                        td { (place(key.subject, key.point)) (self.failed(*key)) }
                         @for metric in &shown { td { (self.drawing(*key, *metric)) } }
                     }
                 } }

@@ -31,7 +31,7 @@ struct Change<'a> {
 /// The plan's subjects are on no lines, or too few; in one line.
 pub fn text(analysis: &Analysis<'_>) -> Result<String, String> {
     let plan = &analysis.run.plan;
-    let line_of = |name: &str| plan.subjects.iter().find(|one| one.name == name).and_then(|one| one.line.as_deref());
+    let line_of = |name: &str| plan.subject(name).and_then(|one| one.line.as_deref());
     let before = line_of(plan.baseline());
     let mut lines: Vec<&str> = Vec::new();
     for line in plan.subjects.iter().filter_map(|subject| subject.line.as_deref()) {

@@ -223,11 +223,10 @@ fn of_weight<'a>(
 ) -> Vec<(&'a Load, &'a Subject, &'a Subject)> {
     let plan = &analysis.run.plan;
     let poll_weight = |one: &Subject| one.iothread.get("poll-weight").map(ToString::to_string);
-    let named = |name: &str| plan.subjects.iter().find(|one| one.name == name);
     let mut all = Vec::new();
     for load in analysis.loads.iter().copied().filter(|load| load.bs == WEIGHED && load.iodepth == 8) {
         for subject in plan.subjects.iter().filter(|one| load.is_put_on(&one.name)) {
-            let replaced = counterpart(plan, load, &subject.name).and_then(named);
+            let replaced = counterpart(plan, load, &subject.name).and_then(|name| plan.subject(name));
             let is_weight = poll_weight(subject).is_some_and(|of| of == weight);
             if let Some(replaced) = replaced.filter(|_| is_weight && iothreads.contains(&subject.iothreads))
                 && poll_weight(replaced).is_none()

@@ -6,7 +6,7 @@ use crate::analysis::ledger::PARTS;
 use crate::analysis::profile::Profiles;
 use crate::analysis::{Analysis, CellKey, Judged, difference, differences, figure};
 use crate::plan::{Asks, Form, Metric};
-use crate::results::{Bottleneck, Cell, Outcome};
+use crate::results::{Cell, Outcome, place};
 use crate::runner::CALL_GRAPH;
 use crate::statistics::{Estimate, Verdict};
 
@@ -91,7 +91,7 @@ pub fn verdict(judged: &Judged) -> (&'static str, String) {
 impl Judged {
     /// The load, and of a curve its point.
     pub fn place(&self) -> String {
-        at_point(&self.load, self.point)
+        place(&self.load, self.point)
     }
 
     /// The comparison in a sentence.
@@ -170,10 +170,7 @@ pub fn runs(analysis: &Analysis<'_>, raw: &Raw) -> Grid {
         Metric::Duration,
         Metric::Transactions,
     ];
-    let values = |cell: &Cell| match &cell.outcome {
-        Outcome::Measured(measured) => metrics.map(|metric| metric.of(measured)),
-        Outcome::Failed { .. } | Outcome::Impossible { .. } => [None; 10],
-    };
+    let values = |cell: &Cell| metrics.map(|metric| metric.of(cell.measured()?));
     let shown: Vec<usize> = (0..metrics.len())
         .filter(|metric| analysis.run.cells.iter().any(|cell| values(cell)[*metric].is_some()))
         .collect();
@@ -192,15 +189,14 @@ pub fn runs(analysis: &Analysis<'_>, raw: &Raw) -> Grid {
         let here = runs_of(&id.load, &id.subject);
         let note = match &cell.outcome {
             Outcome::Measured(measured) => match &measured.limit {
-                Some(Bottleneck::Load(why)) => format!("load-bound: {why}"),
-                Some(Bottleneck::Device(why)) => format!("device-bound: {why}"),
+                Some(bound) => bound.to_string(),
                 None if measured.unstarted > 0 => format!("{} requests never started", measured.unstarted),
                 None => String::new(),
             },
             Outcome::Failed { reason, .. } => format!("failed: {reason}"),
             Outcome::Impossible { reason } => reason.clone(),
         };
-        let mut texts = vec![at_point(&id.load, id.point), id.subject.clone(), (id.repetition + 1).to_string()];
+        let mut texts = vec![id.place(), id.subject.clone(), (id.repetition + 1).to_string()];
         let values = values(cell);
         texts.extend(shown.iter().map(|metric| values[*metric].map_or("–".into(), figure)));
         texts.push(note);
@@ -215,11 +211,6 @@ pub fn runs(analysis: &Analysis<'_>, raw: &Raw) -> Grid {
         grid.rows.push(Row { anchor, kind, cells: texts, links });
     }
     grid
-}
-
-/// A load, and of a curve its point.
-pub fn at_point(load: &str, point: u32) -> String {
-    if point == 0 { load.to_owned() } else { format!("{load}, point {point}") }
 }
 
 /// What a chart shows.
@@ -309,7 +300,7 @@ pub fn symbols(analysis: &Analysis<'_>, raw: &Raw) -> Grid {
             let profiles = Profiles::of(cells.clone());
             let graph = |cell: &Cell| {
                 let file = raw.of(&cell.id).find(|(kind, _)| *kind == CALL_GRAPH)?;
-                let number = at_point(&(cell.id.repetition + 1).to_string(), cell.id.point);
+                let number = place(&(cell.id.repetition + 1).to_string(), cell.id.point);
                 Some(Link { column: names.len(), text: Some(number), to: file.1 })
             };
             let mut graphs: Vec<Link> = cells.filter_map(graph).collect();
@@ -357,8 +348,7 @@ pub fn unmeasured(analysis: &Analysis<'_>) -> Grid {
     for cell in &analysis.run.cells {
         let Outcome::Failed { reason, log } = &cell.outcome else { continue };
         let what = format!("failed in repetition {}", cell.id.repetition + 1);
-        let cells =
-            vec![at_point(&cell.id.load, cell.id.point), cell.id.subject.clone(), what, reason.clone(), log.join("\n")];
+        let cells = vec![cell.id.place(), cell.id.subject.clone(), what, reason.clone(), log.join("\n")];
         let links = Link::runs(analysis, 1, &cell.id.load, &cell.id.subject);
         grid.rows.push(Row { kind: "fail", cells, links, ..Row::default() });
     }
@@ -369,7 +359,7 @@ pub fn unmeasured(analysis: &Analysis<'_>) -> Grid {
             all if all == ended => "cannot run here".to_owned(),
             some => format!("cannot run here, in {some} of {ended} repetitions"),
         };
-        let cells = vec![at_point(key.load, key.point), key.subject.into(), what, (*reason).into(), String::new()];
+        let cells = vec![place(key.load, key.point), key.subject.into(), what, (*reason).into(), String::new()];
         let links = Link::runs(analysis, 1, key.load, key.subject);
         grid.rows.push(Row { kind: "undecided", cells, links, ..Row::default() });
     }

@@ -1,5 +1,7 @@
 //! One measurement of one subject under one load.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// Which cell.
@@ -19,8 +21,13 @@ pub struct CellId {
 impl CellId {
     /// The load, and of a curve its point.
     pub fn place(&self) -> String {
-        if self.point == 0 { self.load.clone() } else { format!("{}, point {}", self.load, self.point) }
+        place(&self.load, self.point)
     }
+}
+
+/// A load, and of a curve its point.
+pub(crate) fn place(load: &str, point: u32) -> String {
+    if point == 0 { load.to_owned() } else { format!("{load}, point {point}") }
 }
 
 /// A cell that has ended.
@@ -40,6 +47,14 @@ impl Cell {
         match &self.outcome {
             Outcome::Failed { reason, .. } => Some(reason),
             Outcome::Measured(_) | Outcome::Impossible { .. } => None,
+        }
+    }
+
+    /// What was measured, if it was.
+    pub fn measured(&self) -> Option<&Measurement> {
+        match &self.outcome {
+            Outcome::Measured(measurement) => Some(measurement),
+            Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
         }
     }
 }
@@ -185,6 +200,15 @@ pub enum Bottleneck {
     Load(String),
     /// The disk: as fast as the host's own fio on it.
     Device(String),
+}
+
+impl fmt::Display for Bottleneck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Load(why) => write!(f, "load-bound: {why}"),
+            Self::Device(why) => write!(f, "device-bound: {why}"),
+        }
+    }
 }
 
 /// How many symbols a profile has at most: the hottest.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::Plan;
 
+pub(crate) use cell::place;
 pub use cell::{
     Bottleneck, Cell, CellId, DISTURBS, Latency, Ledger, Measurement, Operations, Outcome, Polling, SYMBOLS, Symbol,
     shortfall,

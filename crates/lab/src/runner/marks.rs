@@ -15,13 +15,6 @@ const DEVICE_BOUND: f64 = 0.97;
 /// With fewer requests in flight the bottleneck is latency, and not the disk.
 const SATURATING: u32 = 4;
 
-fn measured(cell: &Cell) -> Option<&Measurement> {
-    match &cell.outcome {
-        Outcome::Measured(measurement) => Some(measurement),
-        _ => None,
-    }
-}
-
 fn throughput(measurement: &Measurement) -> f64 {
     measurement.bytes() as f64 / measurement.seconds.max(1e-9)
 }
@@ -39,7 +32,7 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
     let bound = DEVICE_BOUND.max(1.0 - plan.threshold / 2.0);
     let mut rounds: BTreeMap<(String, u32), Vec<(CellId, f64)>> = BTreeMap::new();
     for cell in cells.iter().filter(|cell| cell.id.point == 0) {
-        let reached = measured(cell).map(|measurement| (cell.id.clone(), throughput(measurement)));
+        let reached = cell.measured().map(|measurement| (cell.id.clone(), throughput(measurement)));
         rounds.entry((cell.id.load.clone(), cell.id.repetition)).or_default().extend(reached);
     }
     let best = |one: &CellId, repetition: u32, of: &dyn Fn(&str) -> bool| {
@@ -76,7 +69,7 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
 
 /// Warns of other work on the machine while cells were measured.
 pub fn noise(cells: &[Cell], processors: usize) -> Option<Warning> {
-    let shares: Vec<f64> = cells.iter().filter_map(measured).filter_map(|one| one.others(processors)).collect();
+    let shares: Vec<f64> = cells.iter().filter_map(Cell::measured).filter_map(|one| one.others(processors)).collect();
     let disturbed = shares.iter().filter(|share| **share > DISTURBS).count();
     let most = shares.iter().copied().fold(0.0, f64::max);
     (disturbed > 0).then(|| Warning {
@@ -94,7 +87,7 @@ pub fn noise(cells: &[Cell], processors: usize) -> Option<Warning> {
 /// hundredth.
 pub fn brief(plan: &Plan, cells: &[Cell]) -> Option<Warning> {
     let is_fios = |cell: &&Cell| subject_called(plan, &cell.id.subject).is_some_and(|subject| subject.stack.is_fios());
-    let briefs = cells.iter().filter(is_fios).filter_map(|cell| Some((cell, measured(cell)?.seconds)));
+    let briefs = cells.iter().filter(is_fios).filter_map(|cell| Some((cell, cell.measured()?.seconds)));
     let briefs: Vec<(&Cell, f64)> = briefs.filter(|(_, seconds)| *seconds < BRIEF).collect();
     let (cell, seconds) = briefs.iter().min_by(|one, other| one.1.total_cmp(&other.1))?;
     let text = format!(
@@ -114,7 +107,7 @@ pub fn drift(plan: &Plan, cells: &[Cell]) -> Option<Warning> {
     let drifts = plan.loads.iter().filter(|load| load.writes()).filter_map(|load| {
         let mut rounds: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
         for cell in cells.iter().filter(|cell| cell.id.load == load.name && cell.id.point == 0) {
-            if let Some(reached) = measured(cell).map(throughput).filter(|reached| *reached > 0.0) {
+            if let Some(reached) = cell.measured().map(throughput).filter(|reached| *reached > 0.0) {
                 rounds.entry(cell.id.repetition).or_default().push(reached.ln());
             }
         }
@@ -172,10 +165,10 @@ mod tests {
             cell(single, "e", 100),
         ];
         mark_device_bound(&plan, &mut cells);
-        let limits: Vec<_> = cells.iter().map(|cell| measured(cell).unwrap().limit.is_some()).collect();
+        let limits: Vec<_> = cells.iter().map(|cell| cell.measured().unwrap().limit.is_some()).collect();
         assert_eq!(limits, [false, true, false, false, false]);
         assert_eq!(
-            measured(&cells[1]).unwrap().limit,
+            cells[1].measured().unwrap().limit,
             Some(Bottleneck::Device("98% of what fio on the host gets from the disk".into()))
         );
     }
@@ -189,7 +182,7 @@ mod tests {
         .unwrap();
         let mut cells = [cell("l", "h", 1000), cell("l", "e", 980), cell("l", "e2", 980)];
         mark_device_bound(&plan, &mut cells);
-        assert!(cells.iter().all(|cell| measured(cell).unwrap().limit.is_none()));
+        assert!(cells.iter().all(|cell| cell.measured().unwrap().limit.is_none()));
     }
 
     #[test]
@@ -207,7 +200,7 @@ mod tests {
             // As at an earlier look, when the other one was not there yet.
             mark_device_bound(&plan(threshold), &mut cells[..2]);
             mark_device_bound(&plan(threshold), &mut cells);
-            [&cells[1], &cells[2]].map(|cell| measured(cell).unwrap().limit.is_some())
+            [&cells[1], &cells[2]].map(|cell| cell.measured().unwrap().limit.is_some())
         };
         assert_eq!(marked(0.05, 980, 980), [true; 2]);
         assert_eq!(marked(0.05, 980, 1025), [true; 2]);
@@ -240,7 +233,7 @@ mod tests {
             let mut cells: Vec<Cell> = (0..12).flat_map(round).collect();
             mark_device_bound(&plan, &mut cells);
             let of_a = cells.iter().filter(|cell| cell.id.subject == "a");
-            of_a.filter(|cell| measured(cell).unwrap().limit.is_some()).count()
+            of_a.filter(|cell| cell.measured().unwrap().limit.is_some()).count()
         };
         assert_eq!(marked([1300; 5]), 0, "it was done with after five");
         assert_eq!(marked([1300, 1300, 1300, 1000, 1000]), 0);
@@ -255,7 +248,7 @@ mod tests {
         .unwrap();
         let mut cells = [cell("l", "h", 1000), cell("l", "h (again)", 1050), cell("l", "e", 1040)];
         mark_device_bound(&plan, &mut cells);
-        let limits = cells.each_ref().map(|cell| measured(cell).unwrap().limit.is_some());
+        let limits = cells.each_ref().map(|cell| cell.measured().unwrap().limit.is_some());
         assert_eq!(limits, [false, false, true]);
     }
 

@@ -461,10 +461,8 @@ fn peak(run: &Run, load: &Load) -> Result<f64, Unable> {
     let peaks = run.cells.iter().filter(|cell| cell.id.load == load.name && cell.id.point == 0);
     let peaks: Vec<(u32, f64)> = peaks
         .filter(|cell| !is_host(&cell.id.subject) || run.plan.subjects.iter().all(|one| is_host(&one.name)))
-        .filter_map(|cell| match &cell.outcome {
-            Outcome::Measured(peak) => Some((cell.id.repetition, peak.requests() as f64 / peak.seconds.max(1e-9))),
-            Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
-        })
+        .filter_map(|cell| Some((cell.id.repetition, cell.measured()?)))
+        .map(|(repetition, peak)| (repetition, peak.requests() as f64 / peak.seconds.max(1e-9)))
         .collect();
     let first = peaks.iter().map(|(repetition, _)| *repetition).min();
     let of_first = peaks.iter().filter(|(repetition, _)| Some(*repetition) == first);

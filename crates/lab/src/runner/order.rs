@@ -22,8 +22,7 @@ pub const AGAIN: &str = " (again)";
 
 /// The subject that goes by a name; the baseline has a second one.
 pub(crate) fn subject_called<'a>(plan: &'a Plan, name: &str) -> Option<&'a Subject> {
-    let name = name.strip_suffix(AGAIN).unwrap_or(name);
-    plan.subjects.iter().find(|subject| subject.name == name)
+    plan.subject(name.strip_suffix(AGAIN).unwrap_or(name))
 }
 
 /// Whether that is fio on the host.

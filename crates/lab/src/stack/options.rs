@@ -2,12 +2,13 @@
 //!
 //! Every object is given as JSON, which both servers take and which keeps the types of the plan's values.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{Blockdev, Export, IoThread, NbdEndpoint, NbdPlace, Object as _, ObjectError, Spelling};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{Context, Disk};
 use crate::plan::{Backend, DeviceModel, DiskKind, Load, Plan, Server, Stack, Subject, nbd_place};
@@ -166,17 +167,18 @@ pub(super) fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool)
         // The plan's check allows hosts with the stack `host` alone, so no server here gets such a disk.
         Disk::Remote(..) => Value::Null,
         Disk::Null(size) => {
-            given.retain(|key, _| !NOT_OF_NULL.contains(&key.as_str()));
+            if let Some(given) = given.as_object_mut() {
+                given.retain(|key, _| !NOT_OF_NULL.contains(&key.as_str()));
+            }
             json!({ "driver": "null-co", "size": size })
         }
     };
     let all = json!({ "node-name": name, "read-only": !writes, "cache": { "direct": !matches!(disk, Disk::Null(_)) } });
-    let Value::Object(own) = own else { return all };
     with(with(all, own), given)
 }
 
 fn export(subject: &Subject, load: &Load, name: &str, socket: &Path, writes: bool) -> Value {
-    let mut own = json!({
+    let own = json!({
         "id": format!("export-{name}"),
         "addr": { "type": "unix", "path": socket },
         "writable": writes,
@@ -188,9 +190,7 @@ fn export(subject: &Subject, load: &Load, name: &str, socket: &Path, writes: boo
             json!({ "type": "vhost-user-scsi", "luns": [{ "lun": 0, "node-name": name }] })
         }
     };
-    for more in [kind, nested(&subject.export).into()] {
-        own = with(own, more.as_object().cloned().unwrap_or_default());
-    }
+    let mut own = with(with(own, kind), nested(&subject.export));
     let threads: Vec<String> = (0..subject.iothreads).map(|number| format!("{IO_THREAD}{number}")).collect();
     match threads.as_slice() {
         [] => {}
@@ -206,31 +206,27 @@ pub(super) fn queues(load: &Load) -> u16 {
     load.keys.queues.unwrap_or(1).max(load.numjobs)
 }
 
-fn with(object: Value, more: Map<String, Value>) -> Value {
-    let Value::Object(mut object) = object else { return object };
-    for (key, value) in more {
-        match (object.get_mut(&key), value) {
-            (Some(there @ Value::Object(_)), Value::Object(value)) => *there = with(there.take(), value),
-            (_, value) => {
-                object.insert(key, value);
+/// An object with what another says besides, or instead.
+fn with(mut object: Value, more: Value) -> Value {
+    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
+        for (key, value) in more {
+            match object.get_mut(&key) {
+                Some(there) if there.is_object() && value.is_object() => *there = with(there.take(), value),
+                _ => {
+                    object.insert(key, value);
+                }
             }
         }
     }
-    Value::Object(object)
+    object
 }
 
 /// A table as JSON; a key with dots leads into objects.
-fn nested(table: &std::collections::BTreeMap<String, toml::Value>) -> Map<String, Value> {
-    let mut object = Map::new();
-    for (key, value) in table {
+fn nested(table: &BTreeMap<String, toml::Value>) -> Value {
+    table.iter().fold(json!({}), |object, (key, value)| {
         let value = serde_json::to_value(value).unwrap_or_default();
-        let value = key.rsplit('.').fold(value, |value, part| json!({ part: value }));
-        if let Value::Object(value) = value {
-            let merged = with(Value::Object(std::mem::take(&mut object)), value);
-            object = merged.as_object().cloned().unwrap_or_default();
-        }
-    }
-    object
+        with(object, key.rsplit('.').fold(value, |value, part| json!({ part: value })))
+    })
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::Op;
 use super::info::SECTOR;
 
 /// Headers begin on cache lines, and no two requests share one.
-const LINE: u64 = 64;
+pub(super) const LINE: u64 = 64;
 
 /// `struct virtio_blk_req` up to its data: type, reserved, sector.
 const BLK_HEADER: usize = 16;

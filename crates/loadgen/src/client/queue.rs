@@ -14,11 +14,9 @@ use egret_vring::ring::{Driver, DriverConfig, Piece, RingError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::framing::{Frame, Framing};
+use super::framing::{Frame, Framing, LINE};
 use super::{ClientError, Shape};
 
-/// Frames begin on cache lines.
-const LINE: u64 = 64;
 /// Buffers begin on pages, as a guest's do.
 const PAGE: u64 = 4096;
 

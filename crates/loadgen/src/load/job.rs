@@ -78,6 +78,11 @@ struct Run {
 }
 
 impl Run {
+    fn new(phase: Phase, begin: u64, end: u64) -> Self {
+        let clock = Instant::now();
+        Self { clock, phase, begin, end, in_flight: 0, last_completion: 0, cpu_before: 0, kicks_before: 0 }
+    }
+
     #[inline]
     fn now(&self) -> u64 {
         self.clock.elapsed().as_nanos() as u64
@@ -104,7 +109,7 @@ impl Job {
         for (disk, (info, queue)) in disks.into_iter().enumerate() {
             spec.check(&info)?;
             if queue.longest() < spec.bs || queue.depth() < spec.iodepth {
-                return Err(SpecError::Zero("the queue's depth and length for this load").into());
+                return Err(SpecError::Queue { depth: queue.depth(), longest: queue.longest() }.into());
             }
             let disk_seed = seed(disk as u64 + 1);
             let arrivals = spec.rate_iops.map(|rate| Arrivals::new(rate, disk, count, mix(disk_seed)));
@@ -142,16 +147,7 @@ impl Job {
 
     fn run_here(&mut self, span: Span, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) -> Result<(), LoadError> {
         let begin = span.ramp.as_nanos() as u64;
-        let mut run = Run {
-            clock: Instant::now(),
-            phase: Phase::Ramping,
-            begin,
-            end: begin + span.length.as_nanos() as u64,
-            in_flight: 0,
-            last_completion: 0,
-            cpu_before: 0,
-            kicks_before: 0,
-        };
+        let mut run = Run::new(Phase::Ramping, begin, begin + span.length.as_nanos() as u64);
         if self.is_open {
             self.lanes.iter_mut().for_each(Lane::restart);
             // Start times are met to the microsecond, but Linux lets a thread's timers expire 50 us late by default.
@@ -370,16 +366,7 @@ impl Job {
         let mut tally = self.tally();
         let mut checked = 0;
         for index in 0..self.lanes.len() {
-            let mut run = Run {
-                clock: Instant::now(),
-                phase: Phase::Draining,
-                begin: 0,
-                end: 0,
-                in_flight: 0,
-                last_completion: 0,
-                cpu_before: 0,
-                kicks_before: 0,
-            };
+            let mut run = Run::new(Phase::Draining, 0, 0);
             let mut next = self.lanes[index].written_from(0);
             while next.is_some() || run.in_flight > 0 {
                 let lane = &mut self.lanes[index];

@@ -143,6 +143,14 @@ pub enum SpecError {
     /// There would be no requests.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
+    /// Not as many requests, or not such long ones.
+    #[error("the queue takes {depth} requests of {longest} bytes: not enough for this load")]
+    Queue {
+        /// How many it takes.
+        depth: u16,
+        /// How long they may be.
+        longest: u32,
+    },
     /// More than all of them.
     #[error("rwmixread must be 0..=100, got {0}")]
     Mix(u8),

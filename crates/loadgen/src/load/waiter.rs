@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -41,17 +42,16 @@ impl Waiter {
         Ok(Self { epoll })
     }
 
-    /// Sleeps until a server calls or `timeout_ns` is over; false if it was the latter.
+    /// Sleeps until a server calls or `timeout_ns` is over.
     ///
     /// # Errors
     /// A server has hung up, or has broken a queue.
-    pub(super) fn wait(&self, timeout_ns: u64) -> Result<bool, ClientError> {
-        let timeout =
-            Timespec { tv_sec: (timeout_ns / 1_000_000_000) as i64, tv_nsec: (timeout_ns % 1_000_000_000) as i64 };
+    pub(super) fn wait(&self, timeout_ns: u64) -> Result<(), ClientError> {
+        let timeout = Timespec::try_from(Duration::from_nanos(timeout_ns)).ok();
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
-        let events = match epoll::wait(&self.epoll, &mut space, Some(&timeout)) {
+        let events = match epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
             Ok((events, _)) => events,
-            Err(Errno::INTR) => return Ok(true),
+            Err(Errno::INTR) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         };
         for event in &*events {
@@ -61,6 +61,6 @@ impl Waiter {
                 _ => {}
             }
         }
-        Ok(!events.is_empty())
+        Ok(())
     }
 }

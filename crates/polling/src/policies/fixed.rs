@@ -26,8 +26,4 @@ impl Policy for Fixed {
     fn window_now(&self) -> Nanos {
         self.window
     }
-
-    fn weighs_block_cost(&self) -> bool {
-        false
-    }
 }

@@ -43,10 +43,6 @@ impl Policy for PerSourceWindow {
         self.largest
     }
 
-    fn weighs_block_cost(&self) -> bool {
-        false
-    }
-
     fn observes_every_turn(&self) -> bool {
         true
     }

@@ -30,10 +30,6 @@ impl Policy for SharedWindow {
         self.window
     }
 
-    fn weighs_block_cost(&self) -> bool {
-        false
-    }
-
     fn observes_every_turn(&self) -> bool {
         true
     }

@@ -80,10 +80,6 @@ impl Policy for Weighted {
         self.window
     }
 
-    fn weighs_block_cost(&self) -> bool {
-        false
-    }
-
     fn observes_every_turn(&self) -> bool {
         true
     }

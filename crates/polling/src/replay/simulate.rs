@@ -186,9 +186,6 @@ mod tests {
         fn window_now(&self) -> Nanos {
             self.window
         }
-        fn weighs_block_cost(&self) -> bool {
-            false
-        }
         fn observes_every_turn(&self) -> bool {
             self.every_turn
         }

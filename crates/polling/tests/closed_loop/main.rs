@@ -49,9 +49,6 @@ impl Policy for Arms {
     fn window_now(&self) -> Nanos {
         Nanos::ZERO
     }
-    fn weighs_block_cost(&self) -> bool {
-        false
-    }
 }
 
 /// The least that a request can cost for somebody who knows `world` and never changes his mind.

@@ -85,12 +85,6 @@ impl Events {
         self.count(&pending);
     }
 
-    /// Whether there is something that the driver does not know.
-    pub(super) fn are_missed(&self) -> bool {
-        let pending = self.pending();
-        pending.missed || !pending.events.is_empty()
-    }
-
     /// Says that there were events, and not which.
     pub(super) fn miss(&self) {
         let mut pending = self.pending();

@@ -19,7 +19,7 @@ pub(super) fn save(scsi: &Scsi) -> Vec<u8> {
     let (_, table) = scsi.snapshot();
     let sizes = [&scsi.sense_size, &scsi.cdb_size].map(|size| size.load(Ordering::Relaxed));
     let [sense, cdb] = sizes;
-    let words = [sense, cdb, scsi.events.are_missed().into(), table.all().len() as u32];
+    let words = [sense, cdb, u32::from(scsi.events.len() > 0), table.all().len() as u32];
     let mut payload = words.map(u32::to_le_bytes).concat();
     for lun in table.all() {
         payload.extend([lun.address.target, 0]);

@@ -4,6 +4,7 @@ use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use crate::fingerprint;
 use crate::stack::Unable;
 
 /// The folder with the guest, in `scripts/`' words: its cache.
@@ -93,6 +94,5 @@ impl Accel {
 }
 
 fn answer(cache: &Path) -> Option<PathBuf> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    Some(cache.join(format!("accel-{}", boot.trim())))
+    Some(cache.join(format!("accel-{}", fingerprint::boot_id()?)))
 }

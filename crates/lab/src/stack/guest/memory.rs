@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use crate::fingerprint::number_behind;
 use crate::plan::{Load, Pages};
 use crate::stack::Unable;
 
@@ -48,8 +49,7 @@ pub fn may_be_held(bytes: u64, pages: Pages) -> bool {
 
 /// A number of `/proc/meminfo`; 0 if it is not there.
 fn field(meminfo: &str, name: &str) -> u64 {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    number_behind(meminfo, &format!("{name}:")).unwrap_or(0)
 }
 
 /// What `/proc/meminfo` says of them.

@@ -138,8 +138,8 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
     };
     guest.place();
     let scheduler = subject.guests_scheduler();
-    let work = work::find_disks(disks.len(), load.idle_disks, scheduler);
-    let found = guest.qemu.agent.run(&work.script, work.limit, |_| {});
+    let script = work::find_disks(disks.len(), load.idle_disks, scheduler);
+    let found = guest.qemu.agent.run(&script, work::PATIENCE, |_| {});
     let found = guest.check_answer(found)?;
     guest.paths = found.lines().map(|line| work::disk_with(scheduler, line)).collect::<Result<_, _>>()?;
     Ok(guest)

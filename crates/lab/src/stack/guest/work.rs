@@ -15,7 +15,7 @@ use crate::stack::options::IDLE;
 use crate::stack::{Task, Unable, fio, no_scheduler};
 
 /// How much longer than it should fio may take: to start, and to write its report, under emulation.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Ends the job file in a script.
 const END: &str = "EGRET-END-OF-JOB-FILE";
 
@@ -45,7 +45,6 @@ pub struct Work {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Output {
-    Preparation,
     Fio,
     Rsync,
     Pgbench,
@@ -62,8 +61,8 @@ pub fn edge(mark: &str) -> Option<Edge> {
 
 /// Finds so many disks under test, beside the idle ones, gives them an I/O scheduler, and prints each disk's path with the
 /// schedulers that it has, as [`disk_with`] reads them.
-pub fn find_disks(count: usize, idle: u16, scheduler: &str) -> Work {
-    let script = format!(
+pub fn find_disks(count: usize, idle: u16, scheduler: &str) -> String {
+    format!(
         r#"
 set -eu
 look() {{
@@ -94,8 +93,7 @@ while read -r disk; do
   echo "$disk $(cat "$queue")"
 done </tmp/disks
 "#
-    );
-    Work { script, limit: PATIENCE, output: Output::Preparation }
+    )
 }
 
 /// A disk's path, from a line that says which schedulers it has and which of them is in force.
@@ -179,7 +177,6 @@ exit $status
     /// It has printed something else.
     pub fn measurement(&self, output: &str, between: f64) -> Result<Measurement, String> {
         match self.output {
-            Output::Preparation => Ok(Measurement::default()),
             Output::Fio => {
                 let groups = fio::groups(output).map_err(|error| format!("fio in the guest: {error}"))?;
                 fio::measurement(&groups).ok_or_else(|| "fio in the guest did nothing".into())
