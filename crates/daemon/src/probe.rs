@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+pub use egret_disk::format::{is_place_of_devices, of as image_format};
 use egret_event_loop::MonitorChoice;
 use egret_event_loop::aio::Context;
 use egret_event_loop::ring::Ring;

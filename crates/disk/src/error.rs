@@ -31,6 +31,9 @@ pub enum OpenCause {
     /// No such file.
     #[error("'{0}' does not exist; check the name, or create an image with: truncate -s 10G '{0}'")]
     Missing(PathBuf),
+    /// No such device.
+    #[error("'{0}' does not exist; check the name, and whether the device is there and activated")]
+    NoDevice(PathBuf),
     /// A directory where an image should be.
     #[error("'{0}' is a directory; name the image file in it")]
     Directory(PathBuf),
@@ -103,8 +106,11 @@ pub enum OpenCause {
     #[error("'{0}' is not the file that is open: another has taken its place")]
     Replaced(PathBuf),
     /// Nothing in it.
-    #[error("'{0}' is empty (or has no medium); give it a size, e.g. with: truncate -s 10G '{0}'")]
+    #[error("'{0}' is empty; give it a size, e.g. with: truncate -s 10G '{0}'")]
     Empty(PathBuf),
+    /// A device with nothing in it.
+    #[error("'{0}' has no medium, or nothing is attached to it")]
+    NoMedium(PathBuf),
     /// What a remote disk's driver says.
     #[error("cannot open '{name}': {why}")]
     Remote {
@@ -128,6 +134,21 @@ pub enum OpenCause {
     OddSize {
         /// The image.
         path: PathBuf,
+        /// Bytes.
+        size: u64,
+        /// Bytes.
+        block: u32,
+    },
+    /// Likewise, of an image that is none of a raw disk: what made it longer would damage it.
+    #[error(
+        "'{path}' has {size} bytes, not a multiple of its block size {block}: it is a {format} image, and Egret serves raw \
+         disks; convert it (qemu-img convert -O raw), or serve it with qemu-nbd"
+    )]
+    Format {
+        /// The image.
+        path: PathBuf,
+        /// What it begins as.
+        format: &'static str,
         /// Bytes.
         size: u64,
         /// Bytes.

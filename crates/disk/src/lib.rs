@@ -38,7 +38,7 @@ mod engine_kind;
 mod engine_set;
 mod error;
 mod failure;
-
+pub mod format;
 mod geometry;
 mod job;
 mod lock;

@@ -54,6 +54,10 @@ fn typed(value: Value) -> Value {
         Value::String(text) => match text.as_str() {
             "on" => true.into(),
             "off" => false.into(),
+            // As options take it, though JSON does not.
+            number if number.starts_with("0x") => {
+                u64::from_str_radix(&number[2..], 16).map_or_else(|_| number.into(), Value::from)
+            }
             _ => serde_json::from_str(&text).unwrap_or(Value::String(text)),
         },
         Value::Array(list) => list.into_iter().map(typed).collect(),
@@ -71,12 +75,13 @@ fn shown(answer: &Value) -> String {
     }
 }
 
-/// One row for each object; what lies in an object or a list is left to `--json`.
+/// One row for each object; what lies in an object or a list is left to `--json`, which a last line says.
 fn table(list: &[Value]) -> String {
-    let mut columns: Vec<&String> = Vec::new();
+    let (mut columns, mut left_out): (Vec<&String>, Vec<&String>) = Default::default();
     for (key, value) in list.iter().filter_map(Value::as_object).flatten() {
-        if !value.is_object() && !value.is_array() && !columns.contains(&key) {
-            columns.push(key);
+        let place = if value.is_object() || value.is_array() { &mut left_out } else { &mut columns };
+        if !place.contains(&key) {
+            place.push(key);
         }
     }
     // What names a thing comes first.
@@ -94,7 +99,12 @@ fn table(list: &[Value]) -> String {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
         format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
     };
-    rows.iter().map(line).collect()
+    let table: String = rows.iter().map(line).collect();
+    if left_out.is_empty() {
+        return table;
+    }
+    let left_out: Vec<&str> = left_out.into_iter().map(String::as_str).collect();
+    format!("{table}left out: {} (--json has it)\n", left_out.join(", "))
 }
 
 #[cfg(test)]
@@ -110,7 +120,7 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let asked = Ctl { socket, command: "query-version".to_owned(), arguments: Vec::new(), json: false };
         let error = run(&asked).unwrap_err().to_string();
-        assert!(error.ends_with("it does not greet: is it a monitor's socket?"), "{error}");
+        assert!(error.contains("it does not greet: is it a monitor's socket?"), "{error}");
     }
 
     #[test]
@@ -124,13 +134,20 @@ mod tests {
         assert_eq!(arguments(&["port=\"10809\"".to_owned()]).unwrap(), json!({"port": "10809"}));
         assert_eq!(arguments(&["{\"a\": [1]}".to_owned()]).unwrap(), json!({"a": [1]}));
         assert_eq!(arguments(&[]).unwrap(), json!({}));
+        assert_eq!(
+            arguments(&["wwn=0x5000c50015ea71ac".to_owned()]).unwrap(),
+            json!({"wwn": 0x5000_c500_15ea_71ac_u64})
+        );
+        assert_eq!(arguments(&["name=0xyz".to_owned()]).unwrap(), json!({"name": "0xyz"}));
         assert!(arguments(&["id".to_owned()]).is_err());
     }
 
     #[test]
     fn a_list_of_objects_is_a_table_whose_first_column_names_them() {
         let list = json!([{"ready": true, "id": "longer", "more": {}}, {"id": "b", "count": 3}]);
-        assert_eq!(shown(&list), "id      ready  count\nlonger  true   -\nb       -      3\n");
+        let table = "id      ready  count\nlonger  true   -\nb       -      3\n";
+        assert_eq!(shown(&list), format!("{table}left out: more (--json has it)\n"));
+        assert_eq!(shown(&json!([{"id": "b"}])), "id\nb\n");
         assert_eq!(shown(&json!({})), "");
         assert_eq!(shown(&json!(7)), "7\n");
     }

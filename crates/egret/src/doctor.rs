@@ -1,7 +1,7 @@
 //! `egret doctor`: what this host offers, and what Egret makes of it.
 
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
@@ -34,7 +34,7 @@ pub fn run(asked: &Doctor) -> Result<()> {
     let host = fingerprint::machine(asked.disk.as_deref());
     let mut lines = vec![("kernel", kernel(&host)), ("fd-monitor", monitor()), ("aio", engines())];
     if let Some(disk) = &asked.disk {
-        std::fs::metadata(disk).with_context(|| format!("disk '{}'", disk.display()))?;
+        serve::one_disk::driver(disk)?;
         let direct = probe::takes_direct_io(disk);
         let how = if direct { "past" } else { "through" };
         let aio = probe::best_engine(direct);
@@ -46,7 +46,7 @@ pub fn run(asked: &Doctor) -> Result<()> {
     lines.push(("TLS", "by rustls, which is built in".into()));
     lines.extend(host.warnings.iter().map(|warning| ("mind", warning.text.clone())));
     // This confines the process, so it is the last that is done.
-    let served = serve_one();
+    let served = serve_one(asked.disk.as_deref());
     match &served {
         Ok(sandbox) => lines.extend([("sandbox", sandbox.clone()), ("a daemon", "serves here".into())]),
         Err(_) => lines.push(("a daemon", "cannot serve here".into())),
@@ -71,7 +71,7 @@ fn monitor() -> String {
     std::iter::once(monitor.to_string()).chain(why).collect::<Vec<_>>().join("; ")
 }
 
-/// What is chosen where no `aio` is given, and what else there is.
+/// What is chosen for a disk by its path, and what else there is.
 fn engines() -> String {
     let [direct, buffered] = [true, false].map(probe::best_engine);
     let chosen = if direct == buffered {
@@ -100,12 +100,19 @@ fn huge_pages(Host { huge_pages, settings, .. }: &Host) -> String {
     format!("{} MiB free, for guests with hugetlb=on; transparent ones: {transparent}", huge_pages >> 20)
 }
 
-/// Serves a disk, confined as any daemon is; returns how that is.
-fn serve_one() -> Result<String> {
+/// Serves a disk, confined as any daemon is; returns how that is. One that is named is read alone, and not locked: who has
+/// it in use is not disturbed.
+fn serve_one(disk: Option<&Path>) -> Result<String> {
     let socket = std::env::temp_dir().join(format!("egret-doctor-{}.sock", std::process::id()));
-    let path = socket.to_string_lossy().replace(',', ",,");
+    let escaped = |path: &Path| path.to_string_lossy().replace(',', ",,");
+    let path = escaped(&socket);
+    let of_disk = |disk: &Path| -> Result<String> {
+        let (driver, filename) = (serve::one_disk::driver(disk)?, escaped(disk));
+        let locking = if driver == "file" { ",locking=off" } else { "" };
+        Ok(format!("{driver},node-name=disk,read-only=on,filename={filename}{locking}"))
+    };
     let arguments = Serve {
-        blockdev: vec!["null-co,node-name=disk".to_owned()],
+        blockdev: vec![disk.map_or_else(|| Ok("null-co,node-name=disk".to_owned()), of_disk)?],
         export: vec![format!("vhost-user-blk,id=disk,node-name=disk,addr.type=unix,addr.path={path}")],
         ..Serve::default()
     };
@@ -121,6 +128,17 @@ fn serve_one() -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_that_would_not_be_served_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let disk = place.path().join("disk.img");
+        let refused = |disk: &Path| format!("{:#}", run(&Doctor { disk: Some(disk.to_owned()) }).unwrap_err());
+        assert!(refused(place.path()).contains("is a directory"));
+        assert!(refused(Path::new("/dev/null")).contains("neither a file nor a block device"));
+        std::fs::write(&disk, b"QFI\xfb\0\0\0\x03").unwrap();
+        assert!(refused(&disk).contains("is a qcow2 image"));
+    }
 
     #[test]
     fn what_is_looked_at_stands_in_one_column_and_what_is_found_in_another() {

@@ -13,6 +13,10 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// No answer that is asked for here is longer.
 const LONGEST: u64 = 16 << 20;
 
+/// What is said of who does not greet.
+const GREETS_NOT: &str =
+    "it does not greet: is it a monitor's socket? If so, its daemon hangs, or has its 32 clients already";
+
 /// A connection to a monitor.
 pub struct Qmp {
     stream: BufReader<UnixStream>,
@@ -41,7 +45,7 @@ impl Qmp {
         stream.set_write_timeout(patience)?;
         let mut new = Self { stream: BufReader::new(stream), version: String::new() };
         let greeting = new.read().map_err(|error| match error.kind() {
-            io::ErrorKind::TimedOut => io::Error::new(error.kind(), "it does not greet: is it a monitor's socket?"),
+            io::ErrorKind::TimedOut => io::Error::new(error.kind(), GREETS_NOT),
             _ => error,
         })?;
         let version = &greeting["QMP"]["version"]["qemu"];
@@ -65,7 +69,8 @@ impl Qmp {
     /// # Errors
     /// The server refuses it, or has closed the connection.
     pub fn run(&mut self, command: &str, arguments: Value) -> io::Result<Value> {
-        writeln!(self.stream.get_mut(), "{}", json!({ "execute": command, "arguments": arguments }))?;
+        let asked = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
+        self.stream.get_mut().write_all(asked.as_bytes()).map_err(told_apart)?;
         loop {
             let mut answer = self.read()?;
             if let Some(error) = answer.get("error") {
@@ -106,13 +111,25 @@ impl Qmp {
     fn read_line(&mut self, message: &mut String) -> io::Result<u8> {
         let begin = message.len();
         match (&mut self.stream).take(LONGEST - begin as u64).read_line(message) {
-            Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has hung up")),
+            Ok(0) => Err(hung_up()),
             Ok(_) => Ok(message.as_bytes()[begin]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 Err(io::Error::new(io::ErrorKind::TimedOut, "the server does not answer"))
             }
-            Err(error) => Err(error),
+            Err(error) => Err(told_apart(error)),
         }
+    }
+}
+
+fn hung_up() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the server has hung up")
+}
+
+/// An error of the socket; one who has hung up is said to have, however that shows.
+fn told_apart(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => hung_up(),
+        _ => error,
     }
 }
 
@@ -179,6 +196,14 @@ mod tests {
         let mut monitor =
             saying(&[GREETING, r#"{"return":{}}"#, r#"{"error":{"class":"GenericError","desc":"not now"}}"#]).unwrap();
         assert_eq!(monitor.run("stop", json!({})).unwrap_err().to_string(), "stop: not now");
+    }
+
+    #[test]
+    fn a_server_that_has_hung_up_is_said_to_have_by_who_asks_it_as_by_who_reads() {
+        let (stream, server) = UnixStream::pair().unwrap();
+        drop(server);
+        let mut monitor = Qmp { stream: BufReader::new(stream), version: String::new() };
+        assert_eq!(monitor.run("stop", json!({})).unwrap_err().to_string(), "the server has hung up");
     }
 
     #[test]

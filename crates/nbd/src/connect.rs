@@ -37,7 +37,8 @@ pub enum ConnectError {
     Connect(#[source] io::Error),
     /// Landlock does not let it.
     #[error(
-        "the sandbox lets egret connect to those TCP ports that the configuration named when it started, not to {0}"
+        "the sandbox lets egret connect to those TCP ports that the configuration named when it started, not to {0}; use \
+         server.type=unix, or start with --sandbox=off"
     )]
     Forbidden(u16),
     /// The name leads nowhere.

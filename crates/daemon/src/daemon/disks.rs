@@ -343,7 +343,11 @@ impl Daemon {
                 return failed(format!("size must be a multiple of {block}, got {bytes}"));
             }
             if disk.read_only() && bytes > size {
-                return failed("it is open for reading alone, and cannot grow".to_owned());
+                return failed(
+                    "it is open for reading alone, and cannot grow; export it with writable=on first, or give the blockdev \
+                     auto-read-only=off, and no read-only=on"
+                        .to_owned(),
+                );
             }
         }
         // One that nobody exports is open without locks, and others may have it.

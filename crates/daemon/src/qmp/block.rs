@@ -140,7 +140,8 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&RESIZE),
         returns: r#"{}, or {"untold": [export, ...]}"#,
         about: "Make an image longer, or look again how long a device is, and tell the clients of its exports; \
-                `untold` names exports whose client does not listen for that. A null disk keeps its size.",
+                `untold` names exports whose client does not listen for that. A null disk keeps its size. An image grows \
+                while an export writes, or with `auto-read-only=off`.",
         run: Run::Mutate(|context, arguments| {
             let Resize { device, node_name, size } = typed(arguments)?;
             let mut names = node_name.into_iter().chain(device);

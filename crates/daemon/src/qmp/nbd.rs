@@ -88,7 +88,8 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "nbd-server-start",
         takes: Takes::Keys(&START),
         returns: "{}",
-        about: "Serve NBD, for exports of type nbd: it listens when this returns.",
+        about: "Serve NBD, for exports of type nbd: it listens when this returns. In the sandbox that is on a UNIX socket: a TCP port is \
+                the one that `--nbd-server` names.",
         run: Run::Mutate(|context, arguments| {
             let Start { addr, max_connections, tls_creds, handshake_max_seconds } = typed(arguments)?;
             let addr = match addr {
@@ -109,7 +110,8 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "nbd-server-stop",
         takes: Takes::NOTHING,
         returns: "{}",
-        about: "End that, and every export of type nbd, whoever uses it. BLOCK_EXPORT_DELETED says of each when it is gone.",
+        about: "End that, and every export of type nbd, whoever uses it. In the sandbox a TCP port cannot be had again. \
+                BLOCK_EXPORT_DELETED says of each when it is gone.",
         run: Run::Mutate(|context, _| {
             context.daemon.stop_nbd_server()?;
             Ok(nothing())

@@ -20,6 +20,7 @@ use super::{Able, Backing, Disk, Standing};
 use crate::blkdebug::Blkdebug;
 use crate::block_range_lock::BlockRangeLock;
 use crate::error::{OpenCause, OpenError};
+use crate::format;
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
 use crate::lock::{self, Usage};
 use crate::options::{Aio, DetectZeroes, Discard, Driver, Options};
@@ -136,10 +137,15 @@ impl Disk {
             let size = geometry::size(&file, device).map_err(failed("find the size of"))?;
             let block = alignment.offset.max(SECTOR);
             if size == 0 {
-                return Err(OpenCause::Empty(path.clone()));
+                let path = path.clone();
+                return Err(if device { OpenCause::NoMedium(path) } else { OpenCause::Empty(path) });
             }
             if !size.is_multiple_of(block.into()) {
-                return Err(OpenCause::OddSize { path: path.clone(), size, block });
+                let path = path.clone();
+                return Err(match format::of(&path) {
+                    Some(format) => OpenCause::Format { path, format, size, block },
+                    None => OpenCause::OddSize { path, size, block },
+                });
             }
             let limits = geometry::limits(&file, device, blocks).map_err(failed("find the limits of"))?;
             Ok((size, blocks, limits))
@@ -300,11 +306,12 @@ fn set_flags(file: &File, path: &Path, options: &Options) -> Result<(), OpenCaus
 fn explain(e: io::Error, path: &Path, read_only: bool) -> OpenCause {
     let owned = path.to_owned();
     match e.raw_os_error() {
+        Some(libc::ENOENT) if format::is_place_of_devices(path) => OpenCause::NoDevice(owned),
         Some(libc::ENOENT) => OpenCause::Missing(owned),
         Some(libc::EISDIR) => OpenCause::Directory(owned),
         Some(libc::EROFS) => OpenCause::ReadOnly(owned),
         Some(libc::EBUSY | libc::ETXTBSY) => OpenCause::Busy(owned),
-        Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => OpenCause::Empty(owned),
+        Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => OpenCause::NoMedium(owned),
         Some(libc::EACCES | libc::EPERM) => {
             if let Some(why) = refusal(path, Use::Image) {
                 return OpenCause::Confined(owned, why);
@@ -359,6 +366,23 @@ mod tests {
     }
 
     #[test]
+    fn an_image_in_a_format_is_said_to_be_one_and_not_to_be_made_longer() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
+        let said = |content: &[u8]| {
+            std::fs::write(image.path(), content).unwrap();
+            Disk::open(&options).unwrap_err().to_string()
+        };
+        let qcow2 = said(b"QFI\xfb\0\0\0\x03 and so on");
+        assert!(qcow2.contains("it is a qcow2 image, and Egret serves raw disks"), "{qcow2}");
+        assert!(!qcow2.contains("truncate"), "{qcow2}");
+        assert!(said(b"nothing in particular").contains("round it up with: truncate -s %512"));
+        // One that is a number of blocks long is served as what it is said to be, as QEMU does.
+        std::fs::write(image.path(), [&b"QFI\xfb\0\0\0\x03"[..], &[0; 504]].concat()).unwrap();
+        assert_eq!(Disk::open(&options).unwrap().size(), 512);
+    }
+
+    #[test]
     fn why_an_image_does_not_open_is_said_by_what_helps_against_it() {
         let said = |errno, read_only| {
             let path = Path::new("/nowhere/disk.img");
@@ -377,6 +401,12 @@ mod tests {
         ] {
             assert!(said(errno, false).contains(what), "{errno}: {}", said(errno, false));
         }
+        let in_dev = explain(Errno::NOENT.into(), Path::new("/dev/vg/lv"), false).to_string();
+        assert_eq!(
+            in_dev,
+            "'/dev/vg/lv' does not exist; check the name, and whether the device is there and activated"
+        );
+        assert!(!said(libc::ENXIO, false).contains("truncate"), "{}", said(libc::ENXIO, false));
         for errno in [libc::EACCES, libc::EPERM] {
             let writing = "for reading and writing; change its owner or mode, or use read-only=on";
             assert!(said(errno, false).ends_with(writing), "{}", said(errno, false));

@@ -7,7 +7,7 @@ mod announce;
 pub mod keys;
 mod life;
 mod objects;
-mod one_disk;
+pub mod one_disk;
 mod summary;
 
 use std::io::Write as _;

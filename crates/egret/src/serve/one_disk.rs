@@ -61,24 +61,36 @@ pub fn config(disk: &Path, arguments: &Serve) -> Result<Config> {
 }
 
 /// What kind of disk is at `path`.
-fn driver(path: &Path) -> Result<&'static str> {
+pub fn driver(path: &Path) -> Result<&'static str> {
     let shown = path.display();
     let kind = match fs::metadata(path) {
         Ok(metadata) => metadata.file_type(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            if probe::is_place_of_devices(path) {
+                bail!("disk '{shown}': no such device; is its name right, and is it activated?")
+            }
             bail!("disk '{shown}': no such file; make an empty one with: truncate -s 10G '{shown}'")
         }
         Err(error) => bail!("disk '{shown}': {error}"),
     };
-    if kind.is_file() {
-        Ok("file")
+    let driver = if kind.is_file() {
+        "file"
     } else if kind.is_block_device() {
-        Ok("host_device")
+        "host_device"
     } else if kind.is_dir() {
         bail!("disk '{shown}' is a directory; name a raw image or a block device")
     } else {
         bail!("disk '{shown}' is neither a file nor a block device")
+    };
+    // A guest's first write would destroy it. Who says raw by naming a driver has said so.
+    if let Some(format) = probe::image_format(path) {
+        bail!(
+            "disk '{shown}' is a {format} image, and Egret serves raw disks; convert it (qemu-img convert -O raw), or serve it \
+             with qemu-nbd (docs/remote.md); if its guest is to see these very bytes, give it as --blockdev {driver},... \
+             with an --export"
+        )
     }
+    Ok(driver)
 }
 
 /// `disk.sock` for `/images/disk.img`.
@@ -207,6 +219,16 @@ mod tests {
         let line =
             format!("disk '{0}': no such file; make an empty one with: truncate -s 10G '{0}'", missing.display());
         assert_eq!(error(&missing, &arguments), line);
+        let line = "disk '/dev/no-vg/lv': no such device; is its name right, and is it activated?";
+        assert_eq!(error(Path::new("/dev/no-vg/lv"), &arguments), line);
+        let qcow2 = place.path().join("q.qcow2");
+        std::fs::write(&qcow2, [&b"QFI\xfb\0\0\0\x03"[..], &[0; 504]].concat()).unwrap();
+        let line = format!(
+            "disk '{}' is a qcow2 image, and Egret serves raw disks; convert it (qemu-img convert -O raw), or serve it with \
+             qemu-nbd (docs/remote.md); if its guest is to see these very bytes, give it as --blockdev file,... with an --export",
+            qcow2.display()
+        );
+        assert_eq!(error(&qcow2, &arguments), line);
         let line = format!("disk '{}' is a directory; name a raw image or a block device", place.path().display());
         assert_eq!(error(place.path(), &arguments), line);
         assert_eq!(error(Path::new("/dev/null"), &arguments), "disk '/dev/null' is neither a file nor a block device");

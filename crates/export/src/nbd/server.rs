@@ -69,7 +69,7 @@ pub enum NbdServerError {
     /// It may not.
     #[error(
         "NBD server: cannot listen on host '{0}', port {1}: {2}; the sandbox leaves the port that --nbd-server names, and \
-         that as long as it is listened on"
+         that as long as it is listened on; use addr.type=unix, or start with --sandbox=off"
     )]
     Port(String, u16, #[source] io::Error),
     /// The system ran out of something.
