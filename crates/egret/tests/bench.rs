@@ -124,7 +124,10 @@ fn are_served_from_elsewhere(run: &Run, subjects: usize) {
     assert_eq!(run.cells.len(), 2 * subjects);
     for cell in &run.cells {
         let measured = measured(cell);
-        assert!(measured.requests() > 0 && measured.cpu.backend.is_some_and(|spent| spent > 0), "{measured:?}");
+        // Who looks at fio when it has ended knows nothing of its backend.
+        let is_unseen = cell.id.subject.starts_with("host ") && measured.cpu.backend.is_none();
+        let has_spent = measured.cpu.backend.is_some_and(|spent| spent > 0);
+        assert!(measured.requests() > 0 && (is_unseen || has_spent), "{measured:?}");
     }
 }
 
@@ -441,7 +444,7 @@ fn a_load_that_only_reads_leaves_a_file_over_ssh_as_it_is_though_it_wants_more_o
     let image = scratch.image("image", 4 << 20);
     let content = vec![7; 4 << 20];
     fs::write(&image, &content).unwrap();
-    let load = "rw = 'randread'\nsize = '16M'\nruntime = '100ms'\nramp_time = '0s'";
+    let load = "rw = 'randread'\nsize = '16M'\nruntime = '2s'\nramp_time = '0s'";
     let (_lab, mut bench) = over_ssh(&image, load);
     let ended = bench.output().unwrap();
     let said = String::from_utf8_lossy(&ended.stdout);
@@ -480,7 +483,7 @@ fn a_cell_over_ssh_failed_of_what_was_said_while_it_was_measured_and_not_before(
         return;
     }
     let scratch = Scratch::new();
-    let load = "rw = 'randread'\nruntime = '100ms'\nramp_time = '0s'";
+    let load = "rw = 'randread'\nruntime = '2s'\nramp_time = '0s'";
     let (lab, mut bench) = over_ssh(&scratch.image("image", 16 << 20), load);
     let fio = "#!/bin/sh\nPATH=${PATH#*:}\n[ $# -gt 1 ] && ! mkdir \"$0-ran\" 2>/dev/null || { echo fio: a warning >&2; exec fio \"$@\"; }\n\
                echo fio: no more >&2\nexit 1\n";

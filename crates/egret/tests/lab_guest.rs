@@ -170,7 +170,7 @@ disks = 2
 across_disks = true
 processes = true
 ramp_time = "100ms"
-runtime = "500ms"
+runtime = "2s"
 "#;
 
 const FIO: &str = "rw = 'randrw'\nbs = '8k'\niodepth = 4\nruntime = '1s'\nramp_time = '100ms'";

@@ -533,11 +533,11 @@ fn clients_notice_nothing_when_their_threads_and_their_disk_change_under_them() 
             });
             for queue in [0, 1] {
                 let to = ["io0", "io1", "io2"][(round + queue) % 3];
-                deployment.qmp.run("egret-move-queue", json!({"id": "e0", "queue": queue, "iothread": to}));
+                deployment.qmp.run_in_time("egret-move-queue", json!({"id": "e0", "queue": queue, "iothread": to}));
             }
             let aio = ["threads", "io_uring"][round % 2];
             let reopened = json!({"driver": "file", "node-name": "d0", "filename": image, "aio": aio});
-            deployment.qmp.run("blockdev-reopen", json!({"options": [reopened]}));
+            deployment.qmp.run_in_time("blockdev-reopen", json!({"options": [reopened]}));
         }
         drop(finished);
         clients.into_iter().for_each(|client| client.join().unwrap());

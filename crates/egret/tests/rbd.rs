@@ -9,7 +9,8 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use egret_needs::{Ceph, Part};
 use egret_vring::vhost_user::BACKEND_CONFIG_CHANGE;
@@ -154,8 +155,12 @@ fn a_daemon_killed_under_load_is_taken_over_by_the_next_and_nothing_old_lands_on
         let server = Server::start(&Program::egret(), &options);
         client.connect(&socket);
         client.load(200);
-        let said = server.complaints().join("\n");
-        assert_eq!(said.contains("breaking the exclusive lock of 127.0.0.1:0/"), kill > 0, "{said}");
+        let says =
+            || server.complaints().iter().any(|line| line.contains("breaking the exclusive lock of 127.0.0.1:0/"));
+        if kill > 0 {
+            await_that("it to say whose lock it breaks", says);
+        }
+        assert_eq!(says(), kill > 0, "{:?}", server.complaints());
         // Dropping it is SIGKILL.
         drop(server);
     }
@@ -201,13 +206,23 @@ fn a_guest_whose_lock_was_taken_away_waits_until_its_disk_is_opened_anew() {
         let locks: serde_json::Value =
             serde_json::from_str(&ceph.run(&format!("rbd lock ls {image} --format json"))).unwrap();
         let [id, locker] = ["id", "locker"].map(|name| locks[0][name].as_str().unwrap().to_owned());
-        let load = std::thread::spawn(move || {
-            client.load(2000);
-            client
+        let is_removed = Arc::new(AtomicBool::new(false));
+        let load = std::thread::spawn({
+            let is_removed = Arc::clone(&is_removed);
+            move || {
+                // However fast it is beside the command that takes the lock away.
+                while !is_removed.load(Ordering::Relaxed) {
+                    client.load(100);
+                }
+                client.load(1000);
+                client
+            }
         });
         let mut remove = Command::new("rbd");
         remove.args(["lock", "remove", image, &id, &locker]).env("CEPH_CONF", ceph.conf());
-        assert!(remove.status().unwrap().success());
+        let removed = remove.status();
+        is_removed.store(true, Ordering::Relaxed);
+        assert!(removed.unwrap().success());
         let mut status = || qmp.run("query-block-exports", json!({}))[0]["io-status"].take();
         await_that("the export to stop", || status() == "failed");
         // Nothing goes on by itself, and not on the connection that there was.
@@ -220,9 +235,9 @@ fn a_guest_whose_lock_was_taken_away_waits_until_its_disk_is_opened_anew() {
         let mut client = load.join().unwrap();
         client.drain();
         client.wire = None;
+        assert_eq!(server.end().code(), Some(0), "{:?}", server.log());
         let said = server.complaints().join("\n");
         assert!(said.contains(&format!("'rbd/{image}': another client has taken its exclusive lock")), "{said}");
-        assert_eq!(server.end().code(), Some(0), "{:?}", server.log());
         assert_eq!(ceph.run(&format!("rbd lock ls {image}")), "");
         holds_what_was_written(ceph, image, &client);
     }
@@ -306,9 +321,11 @@ fn one_thread_completes_a_connections_requests_unless_a_setting_says_otherwise()
     for (setting, expected) in [("", 1), (",settings.librados_thread_count=3", 3)] {
         let socket = scratch.path(&format!("socket{expected}"));
         let server = Server::start(&Program::egret(), &serve(ceph, "threads", setting, &socket));
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap().flatten();
-        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
-        assert_eq!(names.filter(|name| name.starts_with("io_context_pool")).count(), expected, "{setting}");
+        // A thread takes its name itself, when it comes to run.
+        await_that(&format!("{expected} threads with '{setting}'"), || {
+            let names = server.each_thread("comm");
+            names.iter().filter(|name| name.starts_with("io_context_pool")).count() == expected
+        });
         assert_eq!(server.terminate().code(), Some(0));
     }
 }

@@ -87,7 +87,7 @@ impl Ceph {
     fn script(&self, what: &str, arguments: &[&str]) -> Output {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/ceph");
         let mut command = Command::new("timeout");
-        command.args(["100"]).arg(script).arg(what).arg(&self.dir).args(arguments);
+        command.args(["300"]).arg(script).arg(what).arg(&self.dir).args(arguments);
         let output = command.output().unwrap_or_else(|e| panic!("scripts/ceph: {e}"));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "scripts/ceph {what} {arguments:?}: {said}");

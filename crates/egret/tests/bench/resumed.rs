@@ -6,7 +6,7 @@ use std::path::Path;
 
 use egret_lab::results::{Component, Incident};
 
-use super::{Lab, started, succeeded};
+use super::{Lab, await_some, started, succeeded};
 
 /// A run that was killed, and goes on after `change` had its server's program: what the lab says of that, and what it says has
 /// served the run, before and after.
@@ -14,15 +14,19 @@ fn resumed(change: impl FnOnce(&Path)) -> (Vec<String>, [Vec<Component>; 2]) {
     let place = tempfile::tempdir().unwrap();
     let server = place.path().join("server");
     fs::copy(env!("CARGO_BIN_EXE_egret"), &server).unwrap();
-    let lab = Lab::new(&format!(
+    let plan = format!(
         "repetitions = 5\n[disk]\ntype = 'file'\nsize = '16M'\n[[subject]]\nname = 'mine'\nstack = 'vhost-user-blk'\n\
          command = 'exec {} serve {{disk}} --socket {{socket}}'\n[[load]]\nramp_time = '20ms'\nruntime = '200ms'\n",
         server.display()
-    ));
-    let mut child = started(&lab);
-    child.0.kill().unwrap();
-    child.0.wait().unwrap();
-    lab.await_nothing_left();
+    );
+    let lab = await_some("a kill to come before the end", || {
+        let lab = Lab::new(&plan);
+        let mut child = started(&lab);
+        child.0.kill().unwrap();
+        child.0.wait().unwrap();
+        lab.await_nothing_left();
+        (lab.cells() < 10).then_some(lab)
+    });
     let before = lab.run().host.started;
     assert!(before.len() == 1 && before[0].path == server.display().to_string(), "{before:?}");
     change(&server);

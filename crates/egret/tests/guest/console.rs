@@ -43,6 +43,8 @@ impl Guest {
     ) -> (Self, Option<(ExitStatus, String)>) {
         let folder = scripts_folder();
         let machine = Command::new(folder.join("run-guest"))
+            // Four of them run side by side, and each may be emulated.
+            .args(["--timeout", "900"])
             .args(attach)
             .args(scripts.iter().map(|script| folder.join("guest-tests").join(script)))
             .stdin(Stdio::null())

@@ -161,7 +161,7 @@ fn a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened() {
             while !done.load(Ordering::Relaxed) {
                 for queue in 0..2 {
                     let to = ["io0", "io1"][(round + round / 2 + queue) % 2];
-                    qmp.run("egret-move-queue", json!({"id": "scsi", "queue": queue, "iothread": to}));
+                    qmp.run_in_time("egret-move-queue", json!({"id": "scsi", "queue": queue, "iothread": to}));
                 }
                 let reopened: Vec<_> = (0..2)
                     .map(|disk| {
@@ -171,7 +171,7 @@ fn a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened() {
                                "aio": aio, "cache": {"direct": direct}, "discard": "unmap"})
                     })
                     .collect();
-                qmp.run("blockdev-reopen", json!({"options": reopened}));
+                qmp.run_in_time("blockdev-reopen", json!({"options": reopened}));
                 round += 1;
                 // A guest without hardware help gets little done between two changes as it is.
                 std::thread::sleep(std::time::Duration::from_millis(20));

@@ -132,7 +132,7 @@ impl Qemu {
                 Ok::<_, std::io::Error>(())
             })
             .expect("it listens");
-        Self { process, qmp: Qmp::connect(&monitor), console, to_guest }
+        Self { process, qmp: Qmp::connect(&monitor).with_patience(SILENCE), console, to_guest }
     }
 
     fn tell_guest(&mut self, word: &str) {

@@ -251,9 +251,9 @@ fn a_disk_changes_in_every_way_while_its_machine_moves() {
                 here.qmp.run("block_resize", json!({"node-name": "d0", "size": size}));
                 pair.vm.load(20);
                 let here = pair.here();
-                here.qmp
-                    .run("egret-move-queue", json!({"id": "e0", "queue": 0, "iothread": (["io1", "io0"][round % 2])}));
-                here.qmp.run("blockdev-reopen", json!({"options": [reopened]}));
+                let place = json!({"id": "e0", "queue": 0, "iothread": (["io1", "io0"][round % 2])});
+                here.qmp.run_in_time("egret-move-queue", place);
+                here.qmp.run_in_time("blockdev-reopen", json!({"options": [reopened]}));
                 pair.vm.load(20);
                 pair.limit(if round % 2 == 0 { 5000 } else { 0 });
                 pair.vm.load(20);

@@ -4,11 +4,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::wire::send_with;
-use super::{PATIENCE, reset_is_end};
+use super::{PATIENCE, await_some, reset_is_end};
 
 /// A client that has agreed on capabilities.
 pub struct Qmp {
@@ -35,12 +36,26 @@ impl Qmp {
         Self { stream: BufReader::new(stream), events: Vec::new() }
     }
 
+    /// As long is waited for answers and events from here on.
+    pub fn with_patience(self, patience: Duration) -> Self {
+        self.stream.get_ref().set_read_timeout(Some(patience)).expect("a timeout");
+        self
+    }
+
     /// Runs a command.
     ///
     /// # Panics
     /// When it fails.
     pub fn run(&mut self, command: &str, arguments: Value) -> Value {
         self.try_run(command, arguments.clone()).unwrap_or_else(|error| panic!("{command} {arguments}: {error}"))
+    }
+
+    /// As [`run`](Self::run), again where the disk takes longer than the daemon waits for requests in flight.
+    pub fn run_in_time(&mut self, command: &str, arguments: Value) -> Value {
+        await_some(command, || match self.try_run(command, arguments.clone()) {
+            Err(error) if error.ends_with("have not ended in 5 s; nothing has changed") => None,
+            ran => Some(ran.unwrap_or_else(|error| panic!("{command} {arguments}: {error}"))),
+        })
     }
 
     /// Runs a command that fails, and returns its error.

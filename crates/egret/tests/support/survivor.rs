@@ -202,8 +202,10 @@ impl Client {
     fn reap(&mut self) {
         if self.driver.arm_calls() {
             let mut polled = [PollFd::new(&self.call, PollFlags::IN)];
-            let patience = Timespec::try_from(PATIENCE).expect("a short time");
-            assert!(poll(&mut polled, Some(&patience)).expect("poll") > 0, "waited {PATIENCE:?} to be called");
+            // Ceph may take most of half a minute to take who is gone for dead.
+            let patience = 2 * PATIENCE;
+            let limit = Timespec::try_from(patience).expect("a short time");
+            assert!(poll(&mut polled, Some(&limit)).expect("poll") > 0, "waited {patience:?} to be called");
             rustix::io::read(&self.call, &mut [0; 8]).expect("our own eventfd");
         }
         while let Some(used) = self.driver.reap().expect("nothing ends twice") {
