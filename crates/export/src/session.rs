@@ -515,6 +515,14 @@ impl<'a> Session<'a> {
         }))
     }
 
+    /// Whether a ring is to begin where nobody knows that it is.
+    fn has_lost_its_place(&self, index: usize, config: &QueueConfig) -> bool {
+        // A record that nobody has used comes from a front-end that begins, or whose guest has just arrived and is where the
+        // base says.
+        let is_known = self.vrings[index].has_run() || self.record(index).is_some();
+        !is_known && config.has_lost_its_place(&self.memory).unwrap_or(false)
+    }
+
     fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
         // Before anything is read of rings and record that it begins with: nobody writes to them any more who has the disks.
         if !self.activate()? {
@@ -525,16 +533,12 @@ impl<'a> Session<'a> {
         if index < self.device.diskless_queues().into() && self.has_work(index) {
             self.shared.await_turns();
         }
-        let record = self.record(index);
-        // A record that nobody has used comes from a front-end that begins, or whose guest has just arrived and is where the
-        // base says.
-        let is_known = self.vrings[index].has_run() || record.is_some();
-        if !is_known && config.has_lost_its_place(&self.memory).unwrap_or(false) {
+        if self.has_lost_its_place(index, &config) {
             return invalid(format!(
                 "queue {index} is packed, and no in-flight record says where a dead daemon was in it; reset the guest"
             ));
         }
-        let queue = match config.start_recorded(&self.memory, record) {
+        let queue = match config.start_recorded(&self.memory, self.record(index)) {
             Ok(queue) => queue,
             Err(e) => return invalid(format!("queue {index}: {e}")),
         };

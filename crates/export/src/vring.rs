@@ -181,9 +181,9 @@ impl Vring {
         runs
     }
 
-    /// It has run in another daemon, and stopped where it was said to begin.
+    /// It has run in another daemon, and stopped where it was said to begin, if it was said where it is.
     pub(crate) fn has_stopped(&mut self) {
-        self.has_run = self.base.is_some();
+        self.has_run = self.base.is_some() && self.addresses.is_some();
     }
 
     /// Its worker has stopped.

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use egret_disk::{Disk, Driver, Options};
 use egret_export::{Access, Address, Export, ExportConfig, Keeping, KeptSession};
 use egret_vring::memory::Region;
-use egret_vring::ring::{InflightConfig, Piece};
+use egret_vring::ring::{InflightConfig, PACKED_BASE, Piece};
+use egret_vring::vhost_user::F_LOG_ALL;
 
 use peer::*;
 use rustix::event::{EventfdFlags, eventfd};
@@ -191,6 +192,33 @@ fn a_packed_ring_that_stopped_where_it_once_began_is_known_to_have_run() {
     vm.ends_well(0);
     let _next = image.replace(export);
     vm.reads(0, 0);
+}
+
+#[test]
+fn a_session_whose_packed_ring_has_lost_its_place_is_not_kept_for_a_daemon_that_would_not_know() {
+    let image = Image::new();
+    for has_run in [true, false] {
+        let (ours, export) = image.begin();
+        let mut vm = Vm::boot(ours, Rings { packed: true, event_idx: true, size: 16 });
+        if has_run {
+            vm.reads(0, 0);
+        }
+        drop(export);
+        // As it comes back to a daemon that knows nothing of its ring, which it does not let run yet.
+        let (ours, export) = image.begin();
+        vm.peer = Peer(ours);
+        let features = vm.peer.ask_u64(GET_FEATURES) & !F_LOG_ALL;
+        vm.peer.say(SET_FEATURES, 0, &features.to_ne_bytes(), &[]);
+        let protocol = vm.peer.ask_u64(GET_PROTOCOL_FEATURES);
+        vm.peer.say(SET_PROTOCOL_FEATURES, 0, &longs(&[protocol]), &[]);
+        share(&vm.peer, &vm.files.each_ref());
+        vm.peer.say(SET_VRING_NUM, 0, &words(&[0, 16]), &[]);
+        vm.peer.say(SET_VRING_BASE, 0, &words(&[0, PACKED_BASE]), &[]);
+        vm.address(0, None);
+        vm.peer.say(SET_VRING_KICK, 0, &longs(&[0]), &[eventfd(0, EventfdFlags::NONBLOCK).unwrap().as_fd()]);
+        assert_eq!(vm.peer.order(SET_VRING_ENABLE, &words(&[0, 0])), Some(0));
+        assert_eq!(export.end_and_keep().1.is_none(), has_run);
+    }
 }
 
 #[test]

@@ -31,7 +31,14 @@ impl Session<'_> {
     /// stops, and one that goes on would do these.
     pub(super) fn may_go_on(&self) -> bool {
         let gives_up = self.inflight.is_none() || self.memory.log().is_some();
-        !self.shared.forgets_session() && (self.device.diskless_queues() == 0 || !gives_up)
+        // It would go on from a place that is not its own.
+        let is_lost = |index: usize| {
+            let config = self.queue_config(index).ok().flatten();
+            self.vrings[index].is_started() && config.is_some_and(|config| self.has_lost_its_place(index, &config))
+        };
+        !self.shared.forgets_session()
+            && (self.device.diskless_queues() == 0 || !gives_up)
+            && !(0..self.vrings.len()).any(is_lost)
     }
 
     /// What the client would have to say for another session to be as this one is. Its queues are at rest, and this is the end
