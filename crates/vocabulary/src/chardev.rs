@@ -57,6 +57,9 @@ pub enum MonitorError {
     /// Two monitors on one chardev.
     #[error("--monitor: chardev '{0}' has a monitor already")]
     Taken(String),
+    /// A chardev without a monitor.
+    #[error("--chardev: chardev '{0}' has no monitor, and nothing else would use it; add --monitor {0}")]
+    Unused(String),
     /// Two monitors on the standard streams.
     #[error("--monitor: chardev '{0}' is stdio, which another monitor has")]
     Stdio(String),
@@ -171,6 +174,9 @@ pub fn monitors(chardevs: &[String], monitors: &[String]) -> Result<Vec<Monitor>
         Ok(Monitor { chardev, pretty })
     };
     let monitors: Vec<Monitor> = monitors.iter().map(monitor).collect::<Result<_, _>>()?;
+    if let Some(unused) = known.into_iter().find(|chardev| !taken.contains(&chardev.id)) {
+        return Err(MonitorError::Unused(unused.id));
+    }
     match monitors.iter().filter(|monitor| monitor.chardev.backend == Backend::Stdio).nth(1) {
         Some(second) => Err(MonitorError::Stdio(second.chardev.id.clone())),
         None => Ok(monitors),
@@ -279,6 +285,7 @@ mod tests {
             (&["stdio,id=c"], &["c", "c"], "--monitor: chardev 'c' has a monitor already"),
             (&["stdio,id=a", "stdio,id=b"], &["a", "b"], "--monitor: chardev 'b' is stdio, which another monitor has"),
             (&["stdio,id=a"], &["stdio", "a"], "--monitor: chardev 'a' is stdio, which another monitor has"),
+            (&["stdio,id=a", "socket,id=b,path=q,server=on"], &["a"], "--chardev: chardev 'b' has no monitor"),
             (&["stdio,id=c"], &["c,mode=readline"], "mode must be control, got 'readline'"),
         ] {
             let error = read(chardevs, names).unwrap_err();
