@@ -129,26 +129,11 @@ pub enum OpenCause {
     },
     /// A size that no whole number of blocks makes.
     #[error(
-        "'{path}' has {size} bytes, not a multiple of its block size {block}; round it up with: truncate -s %{block} '{path}'"
+        "'{path}' has {size} bytes, not a multiple of its block size {block}; if it is a raw image, round it up with: truncate -s %{block} '{path}'"
     )]
     OddSize {
         /// The image.
         path: PathBuf,
-        /// Bytes.
-        size: u64,
-        /// Bytes.
-        block: u32,
-    },
-    /// Likewise, of an image that is none of a raw disk: what made it longer would damage it.
-    #[error(
-        "'{path}' has {size} bytes, not a multiple of its block size {block}: it is a {format} image, and Egret serves raw \
-         disks; convert it (qemu-img convert -O raw), or serve it with qemu-nbd"
-    )]
-    Format {
-        /// The image.
-        path: PathBuf,
-        /// What it begins as.
-        format: &'static str,
         /// Bytes.
         size: u64,
         /// Bytes.

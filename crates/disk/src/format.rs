@@ -1,20 +1,19 @@
 //! What tells an image in a format from that of a raw disk, and a place where devices are from one of files.
 //!
-//! No disk is refused for its content here: a guest may write what it likes. It is for who names a disk and says nothing of
-//! what is in it, and for what is advised of one that cannot be served.
+//! No disk is refused for its content: a guest may write what it likes. It is for who names a disk and says nothing of what is
+//! in it, to be warned.
 
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{self, Path};
 
-/// What images begin with. Of LUKS it is version 1, which is QEMU's format: guests encrypt whole disks by version 2.
-const MAGIC: [(&[u8], &str); 7] = [
+/// What images begin with. LUKS, which QEMU has as a format, is none of them: guests encrypt whole disks by it.
+const MAGIC: [(&[u8], &str); 6] = [
     (b"QFI\xfb", "qcow2"),
     (b"QED\0", "qed"),
     (b"KDMV", "vmdk"),
     (b"# Disk DescriptorFile", "vmdk"),
     (b"vhdxfile", "vhdx"),
-    (b"LUKS\xba\xbe\0\x01", "LUKS"),
     (b"conectix", "VHD"),
 ];
 
@@ -44,8 +43,7 @@ mod tests {
             (b"KDMV\x01\0\0\0", Some("vmdk")),
             (b"# Disk DescriptorFile\nversion=1", Some("vmdk")),
             (b"vhdxfileM\0", Some("vhdx")),
-            (b"LUKS\xba\xbe\0\x01aes", Some("LUKS")),
-            (b"LUKS\xba\xbe\0\x02", None),
+            (b"LUKS\xba\xbe\0\x01aes", None),
             (b"conectix\0\0\0\x02", Some("VHD")),
             (b"\xeb\x63\x90 a boot sector", None),
             (b"", None),

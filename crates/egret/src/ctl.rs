@@ -21,7 +21,7 @@ pub struct Ctl {
     /// A command, such as query-block-exports
     command: String,
     /// Its arguments: KEY=VALUE, dots leading into objects and lists, or one JSON object; a value is JSON if it looks
-    /// like it, so that text of digits is in quotes: 'port="10809"'
+    /// like it, or a hexadecimal number (0x...), so that text of digits is in quotes: 'port="10809"'
     #[arg(value_name = "KEY=VALUE")]
     arguments: Vec<String>,
     /// Print the answer as it came, on one line

@@ -141,11 +141,7 @@ impl Disk {
                 return Err(if device { OpenCause::NoMedium(path) } else { OpenCause::Empty(path) });
             }
             if !size.is_multiple_of(block.into()) {
-                let path = path.clone();
-                return Err(match format::of(&path) {
-                    Some(format) => OpenCause::Format { path, format, size, block },
-                    None => OpenCause::OddSize { path, size, block },
-                });
+                return Err(OpenCause::OddSize { path: path.clone(), size, block });
             }
             let limits = geometry::limits(&file, device, blocks).map_err(failed("find the limits of"))?;
             Ok((size, blocks, limits))
@@ -363,23 +359,6 @@ mod tests {
             assert_eq!(sized.as_ref().ok().map(Disk::size), is_right.then_some(size), "{size} of {block}");
             assert!(is_right || matches!(sized, Err(OpenCause::OddSize { .. })));
         }
-    }
-
-    #[test]
-    fn an_image_in_a_format_is_said_to_be_one_and_not_to_be_made_longer() {
-        let image = tempfile::NamedTempFile::new().unwrap();
-        let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
-        let said = |content: &[u8]| {
-            std::fs::write(image.path(), content).unwrap();
-            Disk::open(&options).unwrap_err().to_string()
-        };
-        let qcow2 = said(b"QFI\xfb\0\0\0\x03 and so on");
-        assert!(qcow2.contains("it is a qcow2 image, and Egret serves raw disks"), "{qcow2}");
-        assert!(!qcow2.contains("truncate"), "{qcow2}");
-        assert!(said(b"nothing in particular").contains("round it up with: truncate -s %512"));
-        // One that is a number of blocks long is served as what it is said to be, as QEMU does.
-        std::fs::write(image.path(), [&b"QFI\xfb\0\0\0\x03"[..], &[0; 504]].concat()).unwrap();
-        assert_eq!(Disk::open(&options).unwrap().size(), 512);
     }
 
     #[test]

@@ -158,7 +158,8 @@ pub fn run(arguments: Serve) -> Result<()> {
     let file = arguments.config.as_deref().map(ConfigFile::open).transpose()?.unwrap_or_default();
     let metrics = metrics_place(&arguments, &file)?;
     let config = config(&arguments, file)?;
-    for warning in config.warnings() {
+    let of_disk = arguments.disk.as_deref().and_then(one_disk::warning);
+    for warning in config.warnings().into_iter().chain(of_disk) {
         // A daemon serves though nobody can be told.
         let _ = writeln!(std::io::stderr(), "egret: warning: {warning}");
     }

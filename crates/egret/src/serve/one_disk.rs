@@ -73,24 +73,26 @@ pub fn driver(path: &Path) -> Result<&'static str> {
         }
         Err(error) => bail!("disk '{shown}': {error}"),
     };
-    let driver = if kind.is_file() {
-        "file"
+    if kind.is_file() {
+        Ok("file")
     } else if kind.is_block_device() {
-        "host_device"
+        Ok("host_device")
     } else if kind.is_dir() {
         bail!("disk '{shown}' is a directory; name a raw image or a block device")
     } else {
         bail!("disk '{shown}' is neither a file nor a block device")
-    };
-    // A guest's first write would destroy it. Who says raw by naming a driver has said so.
-    if let Some(format) = probe::image_format(path) {
-        bail!(
-            "disk '{shown}' is a {format} image, and Egret serves raw disks; convert it (qemu-img convert -O raw), or serve it \
-             with qemu-nbd (docs/remote.md); if its guest is to see these very bytes, give it as --blockdev {driver},... \
-             with an --export"
-        )
     }
-    Ok(driver)
+}
+
+/// What there is to say of a disk that begins as an image in a format does. It is served all the same: its guest may have
+/// written that, and is not to keep its own daemon from starting.
+pub fn warning(disk: &Path) -> Option<String> {
+    let format = probe::image_format(disk)?;
+    Some(format!(
+        "disk '{}' begins as a {format} image does, and is served as a raw disk: to write to it destroys such an image; if it is \
+         one, and no guest has written that, convert it first: qemu-img convert -O raw",
+        disk.display()
+    ))
 }
 
 /// `disk.sock` for `/images/disk.img`.
@@ -211,6 +213,17 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_that_begins_as_an_image_in_a_format_is_served_as_a_raw_one_with_a_warning() {
+        let place = tempfile::tempdir().unwrap();
+        let (disk, arguments) = serve(place.path());
+        assert_eq!(warning(&disk), None);
+        std::fs::write(&disk, [&b"QFI\xfb\0\0\0\x03"[..], &[0; 504]].concat()).unwrap();
+        assert!(config(&disk, &arguments).is_ok());
+        let line = format!("disk '{}' begins as a qcow2 image does, and is served as a raw disk: ", disk.display());
+        assert!(warning(&disk).unwrap().starts_with(&line));
+    }
+
+    #[test]
     fn a_path_that_is_no_disk_is_refused_with_what_to_do() {
         let place = tempfile::tempdir().unwrap();
         let (disk, arguments) = serve(place.path());
@@ -221,14 +234,6 @@ mod tests {
         assert_eq!(error(&missing, &arguments), line);
         let line = "disk '/dev/no-vg/lv': no such device; is its name right, and is it activated?";
         assert_eq!(error(Path::new("/dev/no-vg/lv"), &arguments), line);
-        let qcow2 = place.path().join("q.qcow2");
-        std::fs::write(&qcow2, [&b"QFI\xfb\0\0\0\x03"[..], &[0; 504]].concat()).unwrap();
-        let line = format!(
-            "disk '{}' is a qcow2 image, and Egret serves raw disks; convert it (qemu-img convert -O raw), or serve it with \
-             qemu-nbd (docs/remote.md); if its guest is to see these very bytes, give it as --blockdev file,... with an --export",
-            qcow2.display()
-        );
-        assert_eq!(error(&qcow2, &arguments), line);
         let line = format!("disk '{}' is a directory; name a raw image or a block device", place.path().display());
         assert_eq!(error(place.path(), &arguments), line);
         assert_eq!(error(Path::new("/dev/null"), &arguments), "disk '/dev/null' is neither a file nor a block device");
