@@ -133,7 +133,6 @@ mod tests {
     #[test]
     fn a_disk_that_would_not_be_served_is_refused() {
         let place = tempfile::tempdir().unwrap();
-        let disk = place.path().join("disk.img");
         let refused = |disk: &Path| format!("{:#}", run(&Doctor { disk: Some(disk.to_owned()) }).unwrap_err());
         assert!(refused(place.path()).contains("is a directory"));
         assert!(refused(Path::new("/dev/null")).contains("neither a file nor a block device"));

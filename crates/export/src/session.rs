@@ -555,13 +555,13 @@ impl<'a> Session<'a> {
     }
 
     /// Has the disks active, if they are not. Whoever has them locked may be about to stop, or dead, with requests that have
-    /// not ended yet. False if it is time to stop.
+    /// not ended yet. False if it is time to stop, or the client has left.
     fn activate(&self) -> Result<bool, ProtocolError> {
         let patience_ends = Instant::now() + LOCK_PATIENCE;
         loop {
             match self.shared.activate(&**self.device) {
                 Err(e) if e.is_locked() && Instant::now() < patience_ends => {
-                    if !self.connection.pause(LOOK_AGAIN)? {
+                    if !self.connection.pause(LOOK_AGAIN)? || self.connection.is_hung_up()? {
                         return Ok(false);
                     }
                 }

@@ -185,8 +185,10 @@ impl LogicalUnit {
         let reservations = state.taken_over(id, saved, origin)?;
         let table = Some(reservations.stored()).filter(|table| *table != state.reservations.stored());
         state.reservations = reservations.clone();
+        let is_preempted = saved.key != 0 && !state.reservations.is_registered(id);
         state.preventing.retain(|other| *other != id);
-        if saved.prevents {
+        // Who was preempted is not to keep the medium where it is, either.
+        if saved.prevents && !is_preempted {
             state.preventing.push(id);
         }
         if !saved.write_cache {
@@ -203,7 +205,7 @@ impl LogicalUnit {
                 Origin::Elsewhere => 0,
             };
             nexus.set_attentions(saved.attentions | since);
-            if saved.key != 0 && !state.reservations.is_registered(id) {
+            if is_preempted {
                 nexus.attend(Attention::RegistrationsPreempted);
             }
             if saved.blocks != self.blocks() {

@@ -1,9 +1,9 @@
 //! The daemon's end: everything is told at once, each part ends on a thread of its own, and what does not is named.
 //!
 //! ```text
-//! exports drain, side by side ──▶ a disk that none of them uses any more is made stable
+//! exports drain, side by side ──▶ a disk that none of them uses any more is made stable, and closed
+//!                             │     └──▶ a session whose disks are stable is kept, if it is to be
 //!                             ──▶ when all have drained, the I/O threads end
-//!                                                   ──▶ sessions whose disks are stable are kept, if they are to be
 //! ```
 //!
 //! A disk that hangs holds up its own exports. It does not keep what was written to others from being made stable, nor,
@@ -12,9 +12,9 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::io;
-use std::os::fd::AsFd as _;
-use std::sync::Arc;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use egret_disk::Active;
 use egret_event_loop::EventNotifier;
@@ -39,8 +39,10 @@ struct Ending {
     receiver: Receiver<(Part, io::Result<Vec<Active>>)>,
     /// What could not be written out, which nobody else is to have before that was tried once more.
     unwritten: Vec<Active>,
-    /// Disks of which all that was written is on stable storage.
-    stable: BTreeSet<String>,
+    /// Disks of which all that was written is on stable storage. To close them may take longer.
+    stable: Arc<Mutex<BTreeSet<String>>>,
+    /// Sessions that are kept when all of their disks are among those.
+    leaving: Vec<(String, Vec<OwnedFd>)>,
     bell: EventNotifier,
     well: bool,
 }
@@ -48,8 +50,8 @@ struct Ending {
 impl Ending {
     fn new(bell: EventNotifier) -> Self {
         let (sender, receiver) = channel();
-        let (going, unwritten, stable) = Default::default();
-        Self { going, sender, receiver, unwritten, stable, bell, well: true }
+        let (going, unwritten, stable, leaving) = Default::default();
+        Self { going, sender, receiver, unwritten, stable, leaving, bell, well: true }
     }
 
     /// `part` has ended when `end` returns, but for disks that are to stay active.
@@ -71,29 +73,23 @@ impl Ending {
         }
     }
 
-    /// Waits until something more has ended; false when patience is over.
+    /// Waits until something more may have ended; false when patience is over.
     fn wait(&mut self, patience: &Patience<'_>) -> bool {
-        loop {
-            if let Ok((part, ended)) = self.receiver.try_recv() {
-                // One of them: a unit may have been added and taken away once more meanwhile.
-                if let Some(at) = self.going.iter().position(|going| *going == part) {
-                    self.going.swap_remove(at);
-                }
-                match (part, ended) {
-                    (Part::Disk(name), Ok(_)) => drop(self.stable.insert(name)),
-                    (_, Ok(stay)) => self.unwritten.extend(stay),
-                    (Part::Disk(name), Err(e)) => {
-                        self.fail(format_args!("blockdev '{name}': the last flush failed: {e}"))
-                    }
-                    (_, Err(_)) => {}
-                }
-                return true;
-            }
-            if !patience.wait(self.bell.as_fd()) {
-                return false;
-            }
+        let Ok((part, ended)) = self.receiver.try_recv() else {
+            let is_set = patience.wait(self.bell.as_fd());
             self.bell.clear();
+            return is_set;
+        };
+        // One of them: a unit may have been added and taken away once more meanwhile.
+        if let Some(at) = self.going.iter().position(|going| *going == part) {
+            self.going.swap_remove(at);
         }
+        match (part, ended) {
+            (_, Ok(stay)) => self.unwritten.extend(stay),
+            (Part::Disk(name), Err(e)) => self.fail(format_args!("blockdev '{name}': the last flush failed: {e}")),
+            (_, Err(_)) => {}
+        }
+        true
     }
 
     fn fail(&mut self, line: impl Display) {
@@ -149,10 +145,15 @@ impl Daemon {
                     let is_of = |active: &mut Active| Arc::ptr_eq(active.disk(), &disk);
                     let unwritten: Vec<_> = ending.unwritten.extract_if(.., is_of).collect();
                     let held = self.held.remove(&name);
+                    let (of, stable, bell) = (name.clone(), Arc::clone(&ending.stable), ending.bell.clone());
                     // It is left to others and closed there, too, which may take as long.
                     let end = move || {
                         // Where flushes are ignored that is written out, too.
                         let flushed = if unwritten.is_empty() { disk.flush() } else { disk.write_out() };
+                        if flushed.is_ok() {
+                            stable.lock().unwrap_or_else(PoisonError::into_inner).insert(of);
+                            bell.set();
+                        }
                         drop((held, unwritten));
                         flushed.map(|()| Vec::new())
                     };
@@ -168,20 +169,17 @@ impl Daemon {
                     ending.begin(Part::IoThread(name), end);
                 }
             }
+            self.keep_sessions(&mut ending, &kept);
             if ending.going.is_empty() || !ending.wait(patience) {
                 break;
             }
         }
-        for (id, session) in kept.try_iter() {
-            // What is lost its guest hears from this process alone.
-            if !self.nodes_of(&id).all(|name| ending.stable.contains(name)) {
-                tracing::warn!("export '{id}': its client's session is not kept: not all that was written is stable");
-            } else if let Err(e) = keep_session(&session) {
-                tracing::warn!("export '{id}': its client's session cannot be kept: {e}");
-            }
-            // How long it takes to close what a client has handed over is for the client to say, unless the process ends.
-            std::mem::forget(session);
+        self.keep_sessions(&mut ending, &kept);
+        for (id, _) in &ending.leaving {
+            tracing::warn!("export '{id}': its client's session is not kept: not all that was written is stable");
         }
+        // How long it takes to close what a client has handed over is for the client to say, unless the process ends.
+        std::mem::forget((kept, std::mem::take(&mut ending.leaving)));
         // To drop them is to wait for them.
         std::mem::forget(std::mem::take(&mut self.io_threads));
         std::mem::forget(std::mem::take(&mut self.disks));
@@ -194,6 +192,20 @@ impl Daemon {
             ending.fail(self.unfinished(&part, in_flight, patience));
         }
         ending.well
+    }
+
+    /// Has those sessions kept whose disks are stable: of what is lost a guest hears from this process alone.
+    fn keep_sessions(&self, ending: &mut Ending, ended: &Receiver<(String, Vec<OwnedFd>)>) {
+        ending.leaving.extend(ended.try_iter());
+        let stable = ending.stable.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_stable = |(id, _): &mut (String, _)| self.nodes_of(id).all(|name| stable.contains(name));
+        for (id, session) in ending.leaving.extract_if(.., is_stable) {
+            if let Err(e) = keep_session(&session) {
+                tracing::warn!("export '{id}': its client's session cannot be kept: {e}");
+            }
+            // As below.
+            std::mem::forget(session);
+        }
     }
 
     /// What an export has disks of.

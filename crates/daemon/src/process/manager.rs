@@ -30,7 +30,7 @@ pub fn notify_service_manager(progress: Progress) {
 pub(super) const KEPT: &str = "egret-session";
 
 /// Whether the service manager keeps descriptors for the next process (`$FDSTORE`, as in systemd.exec(5): since 254 systemd says
-/// so; for an older one the unit does).
+/// so; for an older one a drop-in may).
 pub(crate) fn keeps_sessions() -> bool {
     let most = std::env::var("FDSTORE").ok().and_then(|most| most.parse().ok());
     most.is_some_and(|most: u32| most > 0) && place().is_some()

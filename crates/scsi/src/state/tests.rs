@@ -267,6 +267,7 @@ fn who_goes_on_where_it_was_is_as_fenced_as_what_is_kept_says_and_is_told() {
         let (before, _) = kept(&all, Some((kind as u8, A)));
         before.attach(B).take_attention();
         before.set_write_protect(true);
+        before.state().preventing.push(B);
         let saved = before.save(B);
 
         // Preempted after it was saved, with the daemon that ends or before the next one has come to it.
@@ -274,7 +275,7 @@ fn who_goes_on_where_it_was_is_as_fenced_as_what_is_kept_says_and_is_told() {
         let nexus = unit.attach(B);
         assert_eq!(unit.check(B, &saved, Origin::Here), Ok(()));
         unit.restore(B, &saved, Origin::Here).unwrap();
-        assert_eq!((unit.save(B).key, unit.save(B).held), (0, None));
+        assert_eq!((unit.save(B).key, unit.save(B).held, unit.save(B).prevents), (0, None, false));
         assert!(nexus.flags().has(Flags::NO_WRITE), "{kind:?}");
         assert_eq!(nexus.take_attention().unwrap().code, crate::Code::REGISTRATIONS_PREEMPTED);
         assert_eq!(nexus.take_attention(), None, "of no power on");
