@@ -47,6 +47,18 @@ fn hung_guest(socket: &Path) -> Guest {
 }
 
 #[test]
+fn a_daemon_of_a_thousand_exports_ends_without_looking_at_each_for_each() {
+    let scratch = Scratch::new();
+    let of = |options: Options, number: usize| {
+        let [disk, export] = [format!("d{number}"), format!("e{number}")];
+        options.null(&disk, "").export(&export, &disk, &scratch.path(&export), "")
+    };
+    let options = (0..1000).fold(Options::new().words(["--shutdown-timeout=0"]), of);
+    let mut server = Server::start(&Program::egret(), &options);
+    assert_eq!(server.end().code(), Some(0));
+}
+
+#[test]
 fn requests_that_do_not_end_are_named_and_the_daemon_ends_without_them() {
     let scratch = Scratch::new();
     let (socket, pidfile) = (scratch.path("hung"), scratch.path("pid"));

@@ -9,7 +9,7 @@
 //! A disk that hangs holds up its own exports. It does not keep what was written to others from being made stable, nor,
 //! where there is a limit, the process from ending.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use egret_disk::Active;
 use egret_event_loop::EventNotifier;
 use egret_export::QueueCounters;
+use egret_vocabulary::schema;
 
 use super::teardowns::Waiter;
 use super::{Daemon, TornDown};
@@ -34,6 +35,8 @@ enum Part {
 
 /// What is ending, and what has.
 struct Ending {
+    /// What each export has disks of: asked for with each part that ends, of which there may be thousands.
+    nodes: BTreeMap<String, Vec<String>>,
     going: Vec<Part>,
     sender: Sender<(Part, io::Result<Vec<Active>>)>,
     receiver: Receiver<(Part, io::Result<Vec<Active>>)>,
@@ -48,10 +51,26 @@ struct Ending {
 }
 
 impl Ending {
-    fn new(bell: EventNotifier) -> Self {
+    fn new(bell: EventNotifier, exports: &[schema::Export]) -> Self {
+        let nodes_of = |export: &schema::Export| export.node_names().map(|(_, name)| name.to_owned()).collect();
+        let nodes = exports.iter().map(|export| (export.id.clone(), nodes_of(export))).collect();
         let (sender, receiver) = channel();
         let (going, unwritten, stable, leaving) = Default::default();
-        Self { going, sender, receiver, unwritten, stable, leaving, bell, well: true }
+        Self { nodes, going, sender, receiver, unwritten, stable, leaving, bell, well: true }
+    }
+
+    fn nodes_of(&self, export: &str) -> &[String] {
+        self.nodes.get(export).map_or(&[], Vec::as_slice)
+    }
+
+    /// The disks that something which has not ended may still use.
+    fn used(&self) -> BTreeSet<&str> {
+        let of_part = |part| match part {
+            &Part::Client(TornDown::Export { ref id }) => self.nodes_of(id),
+            Part::Client(TornDown::Lun { node_name, .. }) => std::slice::from_ref(node_name),
+            Part::Disk(_) | Part::IoThread(_) => &[],
+        };
+        self.going.iter().flat_map(of_part).map(String::as_str).collect()
     }
 
     /// `part` has ended when `end` returns, but for disks that are to stay active.
@@ -100,6 +119,42 @@ impl Ending {
     fn has_clients(&self) -> bool {
         self.going.iter().any(|part| matches!(part, Part::Client(_)))
     }
+
+    /// Has those sessions kept whose disks are stable: of what is lost a guest hears from this process alone.
+    fn keep_sessions(&mut self, ended: &Receiver<(String, Vec<OwnedFd>)>) {
+        self.leaving.extend(ended.try_iter());
+        let stable = self.stable.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_stable =
+            |(id, _): &mut (String, _)| self.nodes.get(id).into_iter().flatten().all(|name| stable.contains(name));
+        for (id, session) in self.leaving.extract_if(.., is_stable) {
+            if let Err(e) = keep_session(&session) {
+                tracing::warn!("export '{id}': its client's session cannot be kept: {e}");
+            }
+            // As below.
+            std::mem::forget(session);
+        }
+    }
+
+    /// What a part has not done.
+    fn unfinished(&self, part: &Part, in_flight: impl Fn(&str) -> u64, patience: &Patience<'_>) -> String {
+        match part {
+            Part::Client(TornDown::Export { id }) => {
+                let disks = self.nodes_of(id).iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+                match in_flight(id) {
+                    0 => format!("export '{id}': its client's session has not ended {patience}"),
+                    1 => format!("export '{id}': a request has not ended {patience}; blockdev {disks}"),
+                    count => format!("export '{id}': {count} requests have not ended {patience}; blockdev {disks}"),
+                }
+            }
+            Part::Client(TornDown::Lun { export, at, node_name }) => {
+                format!("export '{export}': requests for {at} have not ended {patience}; blockdev '{node_name}'")
+            }
+            Part::Disk(name) => format!(
+                "blockdev '{name}': fdatasync has not ended {patience}; what was written may not be on stable storage"
+            ),
+            Part::IoThread(name) => format!("iothread '{name}': its thread has not ended {patience}"),
+        }
+    }
 }
 
 impl Daemon {
@@ -112,7 +167,7 @@ impl Daemon {
     }
 
     pub(super) fn wind_down(&mut self, patience: &Patience<'_>) -> bool {
-        let mut ending = Ending::new(self.teardowns.bell());
+        let mut ending = Ending::new(self.teardowns.bell(), &self.config.exports);
         self.registry.stop_exports();
         let counters = self.exports.iter().map(|(id, export)| (id.clone(), export.queues().to_vec()));
         let counters: Vec<(String, Vec<Arc<QueueCounters>>)> = counters.collect();
@@ -138,10 +193,10 @@ impl Daemon {
         loop {
             // Those of what was torn down before, which nobody takes any more.
             ending.unwritten.extend(self.teardowns.take().1);
-            for name in self.disks.keys().cloned().collect::<Vec<_>>() {
-                if !ending.going.iter().any(|part| self.uses(part, &name))
-                    && let Some(disk) = self.disks.remove(&name)
-                {
+            let used = ending.used();
+            let free: Vec<_> = self.disks.keys().filter(|name| !used.contains(name.as_str())).cloned().collect();
+            for name in free {
+                if let Some(disk) = self.disks.remove(&name) {
                     let is_of = |active: &mut Active| Arc::ptr_eq(active.disk(), &disk);
                     let unwritten: Vec<_> = ending.unwritten.extract_if(.., is_of).collect();
                     let held = self.held.remove(&name);
@@ -169,12 +224,12 @@ impl Daemon {
                     ending.begin(Part::IoThread(name), end);
                 }
             }
-            self.keep_sessions(&mut ending, &kept);
+            ending.keep_sessions(&kept);
             if ending.going.is_empty() || !ending.wait(patience) {
                 break;
             }
         }
-        self.keep_sessions(&mut ending, &kept);
+        ending.keep_sessions(&kept);
         for (id, _) in &ending.leaving {
             tracing::warn!("export '{id}': its client's session is not kept: not all that was written is stable");
         }
@@ -189,58 +244,8 @@ impl Daemon {
             queues.map(|queue| queue.in_flight.get()).sum()
         };
         for part in std::mem::take(&mut ending.going) {
-            ending.fail(self.unfinished(&part, in_flight, patience));
+            ending.fail(ending.unfinished(&part, in_flight, patience));
         }
         ending.well
-    }
-
-    /// Has those sessions kept whose disks are stable: of what is lost a guest hears from this process alone.
-    fn keep_sessions(&self, ending: &mut Ending, ended: &Receiver<(String, Vec<OwnedFd>)>) {
-        ending.leaving.extend(ended.try_iter());
-        let stable = ending.stable.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_stable = |(id, _): &mut (String, _)| self.nodes_of(id).all(|name| stable.contains(name));
-        for (id, session) in ending.leaving.extract_if(.., is_stable) {
-            if let Err(e) = keep_session(&session) {
-                tracing::warn!("export '{id}': its client's session cannot be kept: {e}");
-            }
-            // As below.
-            std::mem::forget(session);
-        }
-    }
-
-    /// What an export has disks of.
-    fn nodes_of(&self, id: &str) -> impl Iterator<Item = &str> {
-        let export = self.config.exports.iter().find(|export| export.id == id);
-        export.into_iter().flat_map(|export| export.node_names()).map(|(_, name)| name)
-    }
-
-    /// Whether a part may still use a disk.
-    fn uses(&self, part: &Part, node: &str) -> bool {
-        match part {
-            Part::Client(TornDown::Export { id }) => self.nodes_of(id).any(|name| name == node),
-            Part::Client(TornDown::Lun { node_name, .. }) => node_name == node,
-            Part::Disk(_) | Part::IoThread(_) => false,
-        }
-    }
-
-    /// What a part has not done.
-    fn unfinished(&self, part: &Part, in_flight: impl Fn(&str) -> u64, patience: &Patience<'_>) -> String {
-        match part {
-            Part::Client(TornDown::Export { id }) => {
-                let disks = self.nodes_of(id).map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
-                match in_flight(id) {
-                    0 => format!("export '{id}': its client's session has not ended {patience}"),
-                    1 => format!("export '{id}': a request has not ended {patience}; blockdev {disks}"),
-                    count => format!("export '{id}': {count} requests have not ended {patience}; blockdev {disks}"),
-                }
-            }
-            Part::Client(TornDown::Lun { export, at, node_name }) => {
-                format!("export '{export}': requests for {at} have not ended {patience}; blockdev '{node_name}'")
-            }
-            Part::Disk(name) => format!(
-                "blockdev '{name}': fdatasync has not ended {patience}; what was written may not be on stable storage"
-            ),
-            Part::IoThread(name) => format!("iothread '{name}': its thread has not ended {patience}"),
-        }
     }
 }
