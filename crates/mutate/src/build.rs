@@ -20,6 +20,26 @@ pub(crate) struct Built {
     /// The changes that the programs can make.
     pub(crate) made: BTreeSet<Id>,
     pub(crate) do_not_compile: BTreeSet<Id>,
+    /// What was rewritten, as it was.
+    sources: HashMap<PathBuf, String>,
+}
+
+impl Built {
+    /// Builds the tests anew, with one change and no other, and says whether that compiles.
+    ///
+    /// # Errors
+    /// Where it cannot be tried.
+    pub(crate) fn alone(&self, workspace: &Path, folder: &Path, change: &Change) -> anyhow::Result<bool> {
+        let changed = workspace.join(&change.file);
+        for (file, source) in &self.sources {
+            let text = if *file == changed { change.applied(source) } else { source.clone() };
+            // What is as it was is not built again.
+            if fs::read_to_string(file)? != text {
+                fs::write(file, text)?;
+            }
+        }
+        Ok(compile(folder)?.1.is_empty())
+    }
 }
 
 /// Rewrites the sources of the package in a folder of a workspace, and builds its tests, with ever fewer changes until they
@@ -52,7 +72,8 @@ pub(crate) fn build(workspace: &Path, folder: &Path, changes: &[Change]) -> anyh
         if errors.is_empty() {
             let all = marks.into_values().flatten();
             let places = all.filter_map(|(_, left)| if let Left::Place(ids) = left { Some(ids) } else { None });
-            return Ok(Built { programs, made: places.flatten().collect(), do_not_compile });
+            let made = places.flatten().collect();
+            return Ok(Built { programs, made, do_not_compile, sources });
         }
         let dropped = do_not_compile.len() + left_out.len() + constant.len();
         for error in &errors {

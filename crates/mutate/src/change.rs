@@ -15,6 +15,14 @@ pub(crate) struct Change {
     pub(crate) replacement: String,
 }
 
+impl Change {
+    /// A file's text with the change in it.
+    pub(crate) fn applied(&self, source: &str) -> String {
+        let [start, end] = [self.span.start, self.span.end].map(|position| offset(source, position.into()));
+        format!("{}{}{}", &source[..start], self.replacement, &source[end..])
+    }
+}
+
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash)]
 pub(crate) enum Genre {
     FnValue,
@@ -42,4 +50,11 @@ impl From<Position> for LineColumn {
     fn from(position: Position) -> Self {
         Self { line: position.line, column: position.column - 1 }
     }
+}
+
+/// Where that is in a text, in bytes.
+pub(crate) fn offset(source: &str, at: LineColumn) -> usize {
+    let begin: usize = source.split_inclusive('\n').take(at.line - 1).map(str::len).sum();
+    let line = &source[begin..];
+    begin + line.char_indices().nth(at.column).map_or(line.len(), |(offset, _)| offset)
 }

@@ -14,7 +14,7 @@ use syn::{
     Arm, BinOp, Block, Expr, ExprBinary, ExprMatch, ExprRepeat, ExprStruct, ExprUnary, Pat, PatGuard, Signature,
 };
 
-use crate::change::{Change, Genre};
+use crate::change::{Change, Genre, offset};
 
 /// A change's number, from 1.
 pub(crate) type Id = u32;
@@ -44,8 +44,7 @@ pub(crate) fn rewrite<'a>(
     changes: impl Iterator<Item = (Id, &'a Change)>,
     constant: &'a BTreeSet<String>,
 ) -> syn::Result<Rewritten> {
-    let mut places = Places { source, lines: vec![0], changes: HashMap::new(), constant, edits: Vec::new() };
-    places.lines.extend(source.match_indices('\n').map(|(at, _)| at + 1));
+    let mut places = Places { source, changes: HashMap::new(), constant, edits: Vec::new() };
     for (id, change) in changes {
         places.changes.entry((change.genre, change.span.start.into())).or_default().push((id, change));
     }
@@ -72,8 +71,6 @@ struct Edit {
 
 struct Places<'a> {
     source: &'a str,
-    /// Where each line begins.
-    lines: Vec<usize>,
     changes: HashMap<(Genre, LineColumn), Vec<(Id, &'a Change)>>,
     constant: &'a BTreeSet<String>,
     edits: Vec<Edit>,
@@ -81,9 +78,7 @@ struct Places<'a> {
 
 impl<'a> Places<'a> {
     fn offset(&self, at: LineColumn) -> usize {
-        let begin = self.lines[at.line - 1];
-        let line = &self.source[begin..];
-        begin + line.char_indices().nth(at.column).map_or(line.len(), |(offset, _)| offset)
+        offset(self.source, at)
     }
 
     fn range(&self, span: Span) -> Range<usize> {

@@ -56,7 +56,7 @@ impl Place {
     pub(crate) fn reach(&self, test: &Test, limit: Duration) -> anyhow::Result<(Outcome, Vec<Id>)> {
         let path = self.scratch.with_extension("reached");
         let file = File::options().append(true).create(true).open(&path)?;
-        let outcome = self.run(test, ("EGRET_REACHED_TO_STDIN", "1"), file.into(), limit)?;
+        let outcome = self.start(test, Some(("EGRET_REACHED_TO_STDIN", "1")), file.into(), limit)?;
         let bytes = fs::read(&path)?;
         fs::remove_file(&path)?;
         Ok((outcome, bytes.as_chunks().0.iter().map(|id| Id::from_le_bytes(*id)).collect()))
@@ -67,16 +67,24 @@ impl Place {
     /// # Errors
     /// Where it cannot be run.
     pub(crate) fn change(&self, test: &Test, change: Id, limit: Duration) -> anyhow::Result<Outcome> {
-        self.run(test, ("EGRET_CHANGE", &change.to_string()), Stdio::null(), limit)
+        self.start(test, Some(("EGRET_CHANGE", &change.to_string())), Stdio::null(), limit)
     }
 
-    fn run(&self, test: &Test, told: (&str, &str), stdin: Stdio, limit: Duration) -> anyhow::Result<Outcome> {
+    /// Runs a test as it was built.
+    ///
+    /// # Errors
+    /// Where it cannot be run.
+    pub(crate) fn run(&self, test: &Test, limit: Duration) -> anyhow::Result<Outcome> {
+        self.start(test, None, Stdio::null(), limit)
+    }
+
+    fn start(&self, test: &Test, told: Option<(&str, &str)>, stdin: Stdio, limit: Duration) -> anyhow::Result<Outcome> {
         fs::create_dir_all(&self.scratch)?;
         // Many of them never end by themselves, and are not to outlive whoever limits them.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(&test.program);
         command.args(["--exact", &test.name]).current_dir(&self.folder).process_group(0);
-        command.env(told.0, told.1).env("TMPDIR", &self.scratch).env("RUST_BACKTRACE", "0");
+        command.envs(told).env("TMPDIR", &self.scratch).env("RUST_BACKTRACE", "0");
         let mut child = command.stdin(stdin).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let begun = Instant::now();
         let outcome = loop {

@@ -38,6 +38,8 @@ pub const fn triple(number: u32) -> u32 {
 
 const SIX: u32 = triple(2);
 
+const FOUR: u32 = 2 * 2;
+
 #[test]
 fn the_larger_one_of_two_is_told() {
     assert_eq!((larger(1, 2), larger(2, 1)), (2, 2));
@@ -50,7 +52,7 @@ fn numbers_are_summed() {
 
 #[test]
 fn numbers_have_names() {
-    assert_eq!((named(0), named(101), named(2), double(1), SIX), ("none", "many", "some", 2, 6));
+    assert_eq!((named(0), named(101), named(2), double(1), SIX + FOUR), ("none", "many", "some", 2, 10));
 }
 "#;
 
@@ -93,6 +95,9 @@ fn changes_that_no_test_notices_are_told_and_no_others() {
         change("UnaryOperator", "!number", "!", ""),
         change("BinaryOperator", "number * 2", "*", "+"),
         change("BinaryOperator", "number * 3", "*", "+"),
+        change("BinaryOperator", "2 * 2", "*", "+"),
+        change("BinaryOperator", "2 * 2", "*", "/"),
+        change("BinaryOperator", "2 * 2", "*", "&&"),
     ];
     fs::write(path("changes.json"), serde_json::to_string(&changes).unwrap()).unwrap();
 
@@ -103,10 +108,11 @@ fn changes_that_no_test_notices_are_told_and_no_others() {
     let mut lines: Vec<_> = said.lines().collect();
     lines.sort_unstable();
     let expected = [
-        "changes: 13, left out: 1, do not compile: 1, noticed: 7, of these by time: 0, missed: 2, \
+        "changes: 16, by a build each: 4, do not compile: 2, noticed: 9, of these by time: 0, missed: 3, \
          not reached by any test: 2, not tried: 0",
         "missed: src/lib.rs:17:21: BinaryOperator >=",
         "missed: src/lib.rs:2:10: BinaryOperator >=",
+        "missed: src/lib.rs:36:21: BinaryOperator +",
         "not reached: src/lib.rs:16:9: MatchArm ",
         "not reached: src/lib.rs:23:5: UnaryOperator ",
     ];
