@@ -41,12 +41,21 @@ pub struct ExportConfig {
     pub access: Access,
     /// What its clients may hand over as guest memory.
     pub memory: MemoryRules,
-    /// What becomes of queues that their client asks to be polled.
-    pub kickless: Kickless,
+    /// What its queues may be.
+    pub rings: Rings,
     /// What is done about requests that fail.
     pub errors: ErrorPolicy,
     /// What becomes of its client's session when the daemon ends.
     pub keeping: Keeping,
+}
+
+/// What an export's queues may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rings {
+    /// What becomes of those that their client asks to be polled.
+    pub kickless: Kickless,
+    /// No packed rings are offered.
+    pub split_only: bool,
 }
 
 /// Whether somebody keeps clients' sessions from one daemon to the next.
@@ -155,13 +164,13 @@ impl Export {
         disks: Vec<Option<Arc<Disk>>>,
         loops: Vec<LoopHandle<Worker>>,
     ) -> Result<Self, ExportError> {
-        let ExportConfig { id, address, access, memory, kickless, errors, keeping } = config;
+        let ExportConfig { id, address, access, memory, rings, errors, keeping } = config;
         assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
         let stop = EventNotifier::new().map_err(system)?;
         let listener = Listener::open(address, access).map_err(|e| ExportError::Listen(id.clone(), e))?;
         let counts = QueueCounts { all: device.num_queues(), diskless: device.diskless_queues() };
-        let shared = Arc::new(Shared::new(&id, counts, memory, kickless, errors, disks, &loops));
+        let shared = Arc::new(Shared::new(&id, counts, memory, rings, errors, disks, &loops));
         let (theirs, their_stop) = (Arc::clone(&shared), stop.clone());
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
         let bounds = Bounds::of_this_thread();

@@ -43,7 +43,7 @@ mod vring;
 mod worker;
 
 pub use errors::{ErrorHandling, ErrorPolicy, IoStatus, OnError, is_nospace};
-pub use export::{Export, ExportConfig, ExportError, Keeping};
+pub use export::{Export, ExportConfig, ExportError, Keeping, Rings};
 pub use kept::{Kept, KeptSession};
 pub use latency::Latencies;
 pub use listener::{Address, ListenError};

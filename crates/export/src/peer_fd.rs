@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
+use egret_event_loop::Signals;
 use egret_event_loop::closer::{self, Allowance, FromPeer};
 use rustix::io::Result as Answer;
 use rustix::net::sockopt::{socket_domain, socket_type};
@@ -14,6 +15,8 @@ use crate::protocol_error::{ProtocolError, invalid};
 
 /// Closes for one session thread that may be under way at a time. Whoever sends more waits for them.
 const MOST_CLOSING: usize = 4;
+/// What the kernel calls an eventfd.
+const EVENTFD: &str = "anon_inode:[eventfd]";
 /// What a channel is.
 const UNIX_STREAM: (Answer<AddressFamily>, Answer<SocketType>) = (Ok(AddressFamily::UNIX), Ok(SocketType::STREAM));
 
@@ -31,6 +34,26 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct PeerFd(Option<OwnedFd>);
 
+/// What a driver is called by.
+#[derive(Debug)]
+pub(crate) struct Call {
+    fd: PeerFd,
+    is_socket: bool,
+}
+
+impl Call {
+    /// Has it signalled at the end of the turn.
+    pub(crate) fn signal(&self, signals: &mut Signals) {
+        if self.is_socket { signals.push_socket(self.fd.as_fd()) } else { signals.push(self.fd.as_fd()) }
+    }
+}
+
+impl From<Call> for PeerFd {
+    fn from(call: Call) -> Self {
+        call.fd
+    }
+}
+
 impl PeerFd {
     pub(crate) fn new(fd: OwnedFd) -> Self {
         Self(Some(fd))
@@ -44,18 +67,33 @@ impl PeerFd {
     /// Takes an eventfd: an I/O thread watches or signals it, and knows of no other file that it never sleeps in.
     pub(crate) fn into_eventfd(self) -> Result<Self, ProtocolError> {
         match self.link()?.as_str() {
-            "anon_inode:[eventfd]" => Ok(self),
+            EVENTFD => Ok(self),
             other => invalid(format!("'{other}' to signal with; it must be an eventfd")),
         }
     }
 
-    /// Takes a socket that never waits when it is told not to: others may, for whoever else has them.
+    /// Takes what a driver is called by: an eventfd, or the UNIX stream socket that Linux's virtio_uml has in its place.
+    pub(crate) fn into_call(self) -> Result<Call, ProtocolError> {
+        let link = self.link()?;
+        let is_socket = self.is_unix_stream(&link);
+        if is_socket || link == EVENTFD {
+            return Ok(Call { fd: self, is_socket });
+        }
+        invalid(format!("'{link}' to call the driver by; it must be an eventfd, or a UNIX stream socket"))
+    }
+
+    /// Takes a socket that never waits when it is told not to.
     pub(crate) fn into_channel(self) -> Result<Self, ProtocolError> {
         let link = self.link()?;
-        if link.starts_with("socket:") && (socket_domain(&self), socket_type(&self)) == UNIX_STREAM {
+        if self.is_unix_stream(&link) {
             return Ok(self);
         }
         invalid(format!("'{link}' as a channel; it must be a UNIX stream socket"))
+    }
+
+    /// Whether it is a socket that never waits when it is told not to: others may, for whoever else has them.
+    fn is_unix_stream(&self, link: &str) -> bool {
+        link.starts_with("socket:") && (socket_domain(self), socket_type(self)) == UNIX_STREAM
     }
 
     /// What the kernel calls it. The file is not asked.

@@ -14,21 +14,21 @@ use egret_vring::memory::{GuestMemory, MemoryRules};
 use egret_vring::ring::Queue;
 
 use crate::errors::{ErrorHandling, ErrorPolicy};
-use crate::export::ExportError;
+use crate::export::{ExportError, Rings};
 use crate::moves::PATIENCE;
 use crate::peer_fd::PeerFd;
 use crate::peer_log::PeerLog;
 use crate::protocol::send_config_change;
 use crate::source::Worker;
 use crate::stats::QueueCounters;
-use crate::worker::{Disks, Kickless, Leave, QueueInfo, QueueWorker, VringFds};
+use crate::worker::{Disks, Leave, QueueInfo, QueueWorker, VringFds};
 
 /// What an export's conversation needs of it, and what others may ask meanwhile.
 pub(crate) struct Shared {
     pub(crate) id: String,
     /// What is written about clients and guests.
     log: Arc<PeerLog>,
-    kickless: Kickless,
+    pub(crate) rings: Rings,
     pub(crate) counts: QueueCounts,
     /// What is done about requests that fail.
     pub(crate) errors: Arc<ErrorHandling>,
@@ -209,7 +209,7 @@ impl Shared {
         id: &str,
         counts: QueueCounts,
         memory: MemoryRules,
-        kickless: Kickless,
+        rings: Rings,
         errors: ErrorPolicy,
         disks: Vec<Option<Arc<Disk>>>,
         loops: &[LoopHandle<Worker>],
@@ -230,7 +230,7 @@ impl Shared {
         Self {
             id: id.to_owned(),
             log: Arc::new(PeerLog::new(id)),
-            kickless,
+            rings,
             counts,
             errors: ErrorHandling::new(id, errors),
             memory,
@@ -317,7 +317,7 @@ impl Shared {
         if self.counts.diskless > 0 {
             disks.count_each(&counters);
         }
-        let info = QueueInfo { log: Arc::clone(&self.log), index, kickless: self.kickless, unpinned };
+        let info = QueueInfo { log: Arc::clone(&self.log), index, kickless: self.rings.kickless, unpinned };
         let errors = Arc::clone(&self.errors);
         let mut worker = QueueWorker::new(info, queue, model, disks, fds, errors, counters);
         worker.set_home(home.clone());

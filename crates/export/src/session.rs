@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use egret_disk::{LOCK_PATIENCE, LOOK_AGAIN};
-use egret_virtio::{Device, EVENT_IDX, RING_PACKED};
+use egret_virtio::{Device, DriverError, EVENT_IDX, RING_PACKED};
 use egret_vring::memory::{DirtyLog, GuestMemory, Region};
 use egret_vring::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Record};
 use egret_vring::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, protocol_feature};
@@ -165,8 +165,10 @@ impl<'a> Session<'a> {
             // Without a pause, too: a client that has always sent the next message is not waited for anywhere else. This one is
             // answered: who goes on with the session does not have it any more.
             let is_last = !self.connection.pause(pause)?;
+            let answer = self.answer(request, &message);
+            // The message that agrees on acknowledgements may ask for one: Linux's virtio_uml waits for it.
             let acknowledges = message.wants_ack && self.protocol_features & protocol_feature::REPLY_ACK != 0;
-            match self.answer(request, &message) {
+            match answer {
                 Ok(Answered::Replied) => {}
                 Ok(Answered::Done) if acknowledges => self.connection.reply_u64(&message, 0)?,
                 Ok(Answered::Done) => {}
@@ -201,7 +203,7 @@ impl<'a> Session<'a> {
         let reply = |bytes: &[u8]| self.connection.reply(message, bytes).map(|()| Answered::Replied);
         let reply_u64 = |value: u64| reply(&value.to_ne_bytes());
         match request {
-            Request::GetFeatures => return reply_u64(self.device.features() | TRANSPORT_FEATURES),
+            Request::GetFeatures => return reply_u64(self.device.features() & !self.withheld() | TRANSPORT_FEATURES),
             Request::GetProtocolFeatures => return reply_u64(PROTOCOL_FEATURES),
             Request::GetQueueNum => return reply_u64(self.vrings.len() as u64),
             Request::GetMaxMemSlots => return reply_u64(MAX_MEMORY_SLOTS as u64),
@@ -245,8 +247,12 @@ impl<'a> Session<'a> {
             }
             Request::SetVringBase(index, base) => self.set_base(index, base)?,
             Request::SetVringKick(index, fd) => self.set_kick(index, fd)?,
-            Request::SetVringCall(index, fd) => self.set_fd(index, fd, VringFds::set_call)?,
-            Request::SetVringErr(index, fd) => self.set_fd(index, fd, VringFds::set_err)?,
+            Request::SetVringCall(index, fd) => {
+                self.set_fd(index, fd.map(PeerFd::into_call).transpose()?, VringFds::set_call)?;
+            }
+            Request::SetVringErr(index, fd) => {
+                self.set_fd(index, fd.map(PeerFd::into_eventfd).transpose()?, VringFds::set_err)?;
+            }
             Request::SetVringEnable(index, enabled) => {
                 self.vring(index)?.set_enabled(enabled);
                 self.update_vring(index as usize)?;
@@ -283,8 +289,17 @@ impl<'a> Session<'a> {
         changed.or_else(|Runs| invalid(format!("queue {index} was to be changed while it runs")))
     }
 
+    /// Features of the device that are not offered.
+    fn withheld(&self) -> u64 {
+        if self.shared.rings.split_only { RING_PACKED } else { 0 }
+    }
+
     fn set_features(&mut self, features: u64) -> Result<(), ProtocolError> {
-        if let Err(e) = self.device.set_features(features & !TRANSPORT_FEATURES) {
+        let taken = match features & self.withheld() {
+            0 => self.device.set_features(features & !TRANSPORT_FEATURES),
+            withheld => Err(DriverError::NotOffered(withheld)),
+        };
+        if let Err(e) = taken {
             return invalid(e.to_string());
         }
         self.features = features;
@@ -377,13 +392,12 @@ impl<'a> Session<'a> {
         self.update_vring(index as usize)
     }
 
-    fn set_fd(
+    fn set_fd<T: Send + 'static>(
         &mut self,
         index: u32,
-        fd: Option<PeerFd>,
-        set: impl FnOnce(&mut VringFds, Option<PeerFd>) -> Option<PeerFd> + Send + 'static,
+        fd: Option<T>,
+        set: impl FnOnce(&mut VringFds, Option<T>) -> Option<T> + Send + 'static,
     ) -> Result<(), ProtocolError> {
-        let fd = fd.map(PeerFd::into_eventfd).transpose()?;
         let before = match self.vring(index)?.fds() {
             Some(fds) => set(fds, fd),
             None => self.shared.change(index as usize, move |worker| set(worker.fds(), fd)).flatten(),

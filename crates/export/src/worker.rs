@@ -24,18 +24,18 @@ use self::overdue::Overdue;
 use self::stopped::Stopped;
 use crate::alarm::Alarm;
 use crate::errors::ErrorHandling;
-use crate::peer_fd::PeerFd;
+use crate::peer_fd::{Call, PeerFd};
 use crate::peer_log::PeerLog;
 use crate::source::Worker;
 use crate::stats::{DiskCounters, QueueCounters};
 
-/// The descriptors by which a queue's two sides signal each other: eventfds, which the peer owns as much as we do. How long it
+/// The descriptors by which a queue's two sides signal each other: eventfds mostly, which the peer owns as much as we do. How long it
 /// takes to close one is for the peer to say, so no I/O thread does.
 #[derive(Default)]
 pub(crate) struct VringFds {
     /// The driver signals it after it has made chains available. Without one the queue is polled.
     pub kick: Option<PeerFd>,
-    call: Option<PeerFd>,
+    call: Option<Call>,
     /// Is signalled when the queue breaks.
     pub err: Option<PeerFd>,
     /// Is signalled when the dirty log has changed, where there is one.
@@ -51,7 +51,7 @@ impl VringFds {
     /// used earlier may have been signalled on another descriptor, or not at all by a daemon that died before it could. Returns
     /// the one that there was.
     #[must_use]
-    pub(crate) fn set_call(&mut self, fd: Option<PeerFd>) -> Option<PeerFd> {
+    pub(crate) fn set_call(&mut self, fd: Option<Call>) -> Option<Call> {
         self.owes_call = true;
         mem::replace(&mut self.call, fd)
     }
@@ -64,7 +64,7 @@ impl VringFds {
 
     /// Those for kicks, for calls and for errors.
     pub(crate) fn into_parts(self) -> (Option<PeerFd>, Option<PeerFd>, Option<PeerFd>) {
-        (self.kick, self.call, self.err)
+        (self.kick, self.call.map(PeerFd::from), self.err)
     }
 
     /// Of all that there is the one that is signalled when the queue breaks.
@@ -625,13 +625,6 @@ impl QueueWorker {
     }
 }
 
-/// Signals an eventfd at the end of the turn, if there is one.
-fn signal(signals: &mut Signals, fd: Option<&PeerFd>) {
-    if let Some(fd) = fd {
-        signals.push(fd.as_fd());
-    }
-}
-
 /// What a loop has it do, as a [`Source`](egret_event_loop::Source).
 impl QueueWorker {
     pub(crate) fn attached(&mut self, id: SourceId, engines: &mut EngineSet) -> io::Result<()> {
@@ -735,10 +728,10 @@ impl QueueWorker {
         }
         if wants_call || owes_call {
             self.counters.calls.add(u64::from(wants_call));
-            signal(signals, self.fds.call.as_ref());
+            self.fds.call.iter().for_each(|call| call.signal(signals));
         }
         if std::mem::take(&mut self.fds.owes_err) {
-            signal(signals, self.fds.err.as_ref());
+            self.fds.err.iter().for_each(|err| signals.push(err.as_fd()));
         }
     }
 

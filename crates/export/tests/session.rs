@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use egret_disk::{Disk, Driver, LOCK_PATIENCE, Options};
 use egret_event_loop::{Nanos, closer};
-use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, ListenError};
+use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, ListenError, Rings};
 use egret_virtio::blk::BlkConfig;
 use egret_vring::memory::Region;
 use egret_vring::ring::{Inflight, InflightConfig};
@@ -31,9 +31,13 @@ const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
 fn export(io: &IoThread, address: Address) -> Result<Export, ExportError> {
+    export_as(io, export_config(address))
+}
+
+fn export_as(io: &IoThread, config: ExportConfig) -> Result<Export, ExportError> {
     let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
     let disk = Arc::new(Disk::open(&Options::new("null", driver)).unwrap());
-    Export::start(export_config(address), blk_config(disk.size(), 3), disk, vec![io.0.clone()])
+    Export::start(config, blk_config(disk.size(), 3), disk, vec![io.0.clone()])
 }
 
 /// A front-end connected to a new export.
@@ -68,6 +72,22 @@ fn what_is_offered_is_what_the_device_was_made_as() {
 }
 
 #[test]
+fn packed_rings_are_offered_but_where_an_export_is_to_have_split_ones_only() {
+    let io = IoThread::start();
+    for split_only in [false, true] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let rings = Rings { split_only, ..Rings::default() };
+        let _export = export_as(&io, ExportConfig { rings, ..export_config(Address::Fd(theirs.into())) }).unwrap();
+        let mut peer = Peer(ours);
+        let features = peer.ask_u64(GET_FEATURES);
+        assert_eq!(features & RING_PACKED == 0, split_only);
+        peer.agree();
+        let taken = peer.order(SET_FEATURES, &longs(&[features | RING_PACKED]));
+        assert_eq!(taken, Some(u64::from(split_only)), "split only: {split_only}");
+    }
+}
+
+#[test]
 fn an_order_is_acknowledged_where_that_was_agreed_on_and_asked_for_and_by_whether_it_was_carried_out() {
     let io = IoThread::start();
     for (is_agreed, flags, is_acknowledged) in
@@ -85,6 +105,21 @@ fn an_order_is_acknowledged_where_that_was_agreed_on_and_asked_for_and_by_whethe
         assert_eq!(peer.ask(GET_VRING_BASE, &words(&[2, 0])), Some(words(&[2, 1])), "{is_agreed} {flags}");
         peer.say(SET_VRING_BASE, flags, &words(&[3, 1]), &[]);
         assert_eq!(peer.hear(), is_acknowledged.then(|| longs(&[1])), "{is_agreed} {flags}");
+    }
+}
+
+#[test]
+fn the_message_that_agrees_on_acknowledgements_has_one_if_it_asks_for_that() {
+    let io = IoThread::start();
+    for is_agreed in [true, false] {
+        let (mut peer, _export) = peer(&io);
+        let features = peer.ask_u64(GET_PROTOCOL_FEATURES);
+        let features = if is_agreed { features } else { features & !REPLY_ACK };
+        peer.say(SET_PROTOCOL_FEATURES, NEED_REPLY, &longs(&[features]), &[]);
+        if is_agreed {
+            assert_eq!(peer.hear(), Some(longs(&[0])));
+        }
+        assert_eq!(peer.ask(GET_VRING_BASE, &words(&[2, 0])), Some(words(&[2, 0])), "{is_agreed}");
     }
 }
 
@@ -733,13 +768,25 @@ fn a_message_has_as_many_bytes_and_descriptors_as_any_may_have_and_no_more() {
 }
 
 #[test]
-fn a_descriptor_to_signal_with_that_is_no_eventfd_ends_the_session() {
+fn what_is_to_be_signalled_is_an_eventfd_or_what_calls_the_driver_a_unix_stream_and_nothing_else() {
     let io = IoThread::start();
-    let (mut peer, _export) = agreed(&io);
-    let (pipe, _writer) = UnixStream::pair().unwrap();
-    peer.say(SET_VRING_CALL, NEED_REPLY, &0u64.to_ne_bytes(), &[pipe.as_fd()]);
-    assert_eq!(peer.hear(), Some(1u64.to_ne_bytes().to_vec()), "refused");
-    assert!(peer.hear().is_none());
+    let stream: OwnedFd = UnixStream::pair().unwrap().0.into();
+    let datagrams: OwnedFd = UnixDatagram::pair().unwrap().0.into();
+    let listener: OwnedFd = TcpListener::bind("127.0.0.1:0").unwrap().into();
+    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+    for (request, fd, is_right) in [
+        (SET_VRING_CALL, &stream, true),
+        (SET_VRING_CALL, &datagrams, false),
+        (SET_VRING_CALL, &listener, false),
+        (SET_VRING_CALL, &pipe, false),
+        (SET_VRING_KICK, &stream, false),
+        (SET_VRING_ERR, &stream, false),
+    ] {
+        let (mut peer, _export) = agreed(&io);
+        peer.say(request, NEED_REPLY, &0u64.to_ne_bytes(), &[fd.as_fd()]);
+        assert_eq!(peer.hear(), Some(u64::from(!is_right).to_ne_bytes().to_vec()), "{request} with {fd:?}");
+        assert!(is_right || peer.hear().is_none());
+    }
 }
 
 #[test]

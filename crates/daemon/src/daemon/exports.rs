@@ -7,6 +7,7 @@ use egret_disk::{BlockLimits, Disk, Driver};
 use egret_event_loop::Nanos;
 use egret_export::{
     Address, ErrorPolicy, Export, ExportConfig, Keeping, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, NbdOptions, OnError,
+    Rings,
 };
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use egret_virtio::scsi::ScsiConfig;
@@ -187,7 +188,7 @@ impl Daemon {
         errors: ErrorPolicy,
         socket: Option<OwnedFd>,
     ) -> Result<ExportConfig, StartError> {
-        let ClientOptions { addr, access, memory_files, memory, pin, kickless } = client;
+        let ClientOptions { addr, access, memory_files, memory, pin, rings } = client;
         let access = crate::access::resolve(access).map_err(|e| StartError::Access(id.clone(), e))?;
         let address = match (addr, socket) {
             (schema::Addr::Unix(UnixAddr { path }), _) => Address::Path(path.into()),
@@ -203,7 +204,7 @@ impl Daemon {
             true => Keeping::Keeps,
             false => Keeping::Not,
         };
-        Ok(ExportConfig { id, address, access, memory, kickless, errors, keeping })
+        Ok(ExportConfig { id, address, access, memory, rings, errors, keeping })
     }
 
     /// The thread of exports that name none, which is an object like any other once it is there.
@@ -245,7 +246,7 @@ struct ClientOptions<'a> {
     memory_files: MemoryFiles,
     memory: MemoryLimits,
     pin: bool,
-    kickless: Kickless,
+    rings: Rings,
 }
 
 impl<'a> Options<'a> {
@@ -307,6 +308,7 @@ impl<'a> ClientOptions<'a> {
             // Its disks are opened accordingly.
             allow_inactive: _,
             kickless_queues,
+            packed,
             memory_max,
             memory_files,
             pin_memory,
@@ -320,9 +322,12 @@ impl<'a> ClientOptions<'a> {
             },
             memory: MemoryLimits { bytes: *memory_max, regions: MAX_MAPPINGS },
             pin: *pin_memory,
-            kickless: match kickless_queues {
-                schema::Kickless::Timer => Kickless::Timer,
-                schema::Kickless::Busy => Kickless::Busy,
+            rings: Rings {
+                kickless: match kickless_queues {
+                    schema::Kickless::Timer => Kickless::Timer,
+                    schema::Kickless::Busy => Kickless::Busy,
+                },
+                split_only: !packed,
             },
         }
     }
@@ -419,7 +424,7 @@ mod tests {
     const NBD: &str = "nbd,id=x,node-name=d";
 
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 40] = [
+    const OTHERWISE: [(&str, &str, &str); 41] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -450,6 +455,7 @@ mod tests {
         ("fixed-iothread", BLK, "on"),
         ("allow-inactive", BLK, "on"),
         ("kickless-queues", BLK, "busy"),
+        ("packed", BLK, "off"),
         ("memory-max", BLK, "1G"),
         ("memory-files", BLK, "any"),
         ("pin-memory", BLK, "on"),

@@ -17,11 +17,11 @@ use super::inbox::{Inbox, Letter};
 use super::lane::{Lane, Terms};
 use super::server::NbdServer;
 use crate::errors::ErrorPolicy;
-use crate::export::{DeviceType, Export, ExportError};
+use crate::export::{DeviceType, Export, ExportError, Rings};
 use crate::peer_log::PeerLog;
 use crate::queues::{QueueCounts, Shared, lock};
 use crate::source::Worker;
-use crate::worker::{Kickless, Leave};
+use crate::worker::Leave;
 
 /// How an export over NBD is to be.
 #[derive(Clone, Debug)]
@@ -125,7 +125,7 @@ impl Export {
         let counts = QueueCounts { all: loops.len() as u16, diskless: 0 };
         let disks = vec![Some(Arc::clone(&disk))];
         let (memory, errors) = (MemoryRules::default(), ErrorPolicy::default());
-        let shared = Arc::new(Shared::new(&id, counts, memory, Kickless::default(), errors, disks, loops));
+        let shared = Arc::new(Shared::new(&id, counts, memory, Rings::default(), errors, disks, loops));
         let inboxes: Vec<Arc<Inbox>> = loops.iter().map(|_| Arc::default()).collect();
         let offer = Arc::new(Offer {
             options: options.clone(),

@@ -3,6 +3,7 @@
 mod functions;
 
 use std::fs::File;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
@@ -737,13 +738,19 @@ fn a_queue_that_nobody_kicks_has_its_timer_set_anew_for_what_it_waits_for_when_i
 #[test]
 fn each_descriptor_of_a_queue_is_signalled_for_what_it_is_there_for_and_for_nothing_else() {
     use rustix::event::{EventfdFlags, eventfd};
-    for packed in [false, true] {
+    for (packed, by_socket) in [(false, false), (false, true), (true, false), (true, true)] {
         let mut guest = Guest::new(packed, Vec::new());
         let (mut engines, mut signals) = (EngineSet::new(EngineOptions::default()), Signals::new().unwrap());
-        let fds = [(); 3].map(|()| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
+        let mut fds = [(); 3].map(|()| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
+        let mut call = fds[0].try_clone().unwrap();
+        if by_socket {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            theirs.set_nonblocking(true).unwrap();
+            (call, fds[0]) = (ours.into(), theirs.into());
+        }
         let theirs = |at: usize| Some(PeerFd::new(fds[at].try_clone().unwrap()));
         let fds_of = guest.worker.fds();
-        assert!(fds_of.set_call(theirs(0)).is_none());
+        assert!(fds_of.set_call(PeerFd::new(call).into_call().ok()).is_none());
         (fds_of.log, fds_of.err) = (theirs(1).map(Arc::new), theirs(2));
         let mut told = |worker: &mut QueueWorker| {
             worker.notify(&mut signals);
@@ -751,7 +758,7 @@ fn each_descriptor_of_a_queue_is_signalled_for_what_it_is_there_for_and_for_noth
             let is_signalled = [0, 1, 2].map(|at: usize| rustix::io::read(&fds[at], &mut [0; 8]).is_ok());
             (is_signalled, worker.counters.calls.get(), worker.counters.calls_spared.get())
         };
-        let what = format!("packed: {packed}");
+        let what = format!("packed: {packed}, by a socket: {by_socket}");
         // What was used before the descriptor was there may have been told of on another.
         assert_eq!(told(&mut guest.worker), ([true, false, false], 0, 0), "{what}");
         assert_eq!(told(&mut guest.worker), ([false, false, false], 0, 0), "{what}");

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use egret_disk::{EngineOptions, EngineSet};
 use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Nanos, spawn};
-use egret_export::{Access, Address, ErrorPolicy, ExportConfig, Keeping, Kickless, Worker};
+use egret_export::{Access, Address, ErrorPolicy, ExportConfig, Keeping, Rings, Worker};
 use egret_polling::{Parameters, PolicyKind};
 use egret_virtio::blk::BlkConfig;
 use egret_vring::memory::{MemoryRules, Region};
@@ -105,7 +105,7 @@ pub fn export_config(address: Address) -> ExportConfig {
         address,
         access: Access::default(),
         memory: MemoryRules::default(),
-        kickless: Kickless::default(),
+        rings: Rings::default(),
         errors: ErrorPolicy::default(),
         keeping: Keeping::default(),
     }

@@ -98,6 +98,9 @@ options! {
         /// polling: `timer` looks at it once a millisecond at least, and more often while the I/O thread spins for its
         /// policy; `busy` lets the I/O thread never sleep, for clients that you trust with a core. Egret's own.
         kickless_queues: Kickless, ValueType::Word(Kickless::words), default Kickless::Timer;
+        /// Offer packed rings beside split ones. `off` is for front-ends that let their driver have one and do not say
+        /// where it begins, such as user-mode Linux. Egret's own.
+        packed: bool, ValueType::Flag, default "on";
         // No guest has as much as the default.
         /// Guest memory that may be mapped at a time. A client that hands over more loses its session; in no more than 64
         /// regions, whatever this says. Egret's own.
