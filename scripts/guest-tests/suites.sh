@@ -16,8 +16,9 @@ mount -t tmpfs shm /mnt/dev/shm
 [ -e /dev/fd ] || ln -s /proc/self/fd /dev/fd
 
 # A test fails for whatever the kernel calls a bug meanwhile, and that an emulated processor got no time of its host's is none.
-echo 0 >/proc/sys/kernel/watchdog
-echo 1 >/sys/module/rcupdate/parameters/rcu_cpu_stall_suppress
+for set in 0:/proc/sys/kernel/watchdog 1:/sys/module/rcupdate/parameters/rcu_cpu_stall_suppress; do
+  [ ! -e "${set#*:}" ] || echo "${set%%:*}" >"${set#*:}"
+done
 
 begin "$SUITE"
 # A test that fails is told of by its line, and so is what the kernel said of it.

@@ -224,10 +224,12 @@ fn read_words(mut words: &[u8], mut fds: impl Iterator<Item = PeerFd>) -> Option
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::io::Read as _;
     use std::os::unix::net::UnixStream;
 
     use rustix::event::{EventfdFlags, eventfd};
+    use rustix::io::{FdFlags, fcntl_getfd};
 
     use super::*;
 
@@ -258,6 +260,9 @@ mod tests {
             theirs.push(client);
         }
         assert_eq!(sockets.len(), 1 + 1 + 2);
+        let sessions: HashSet<_> = sockets.iter().map(|socket| Place::of(socket).unwrap().0.session).collect();
+        assert_eq!(sessions.len(), names.len(), "none is taken for another of this daemon's");
+        assert!(sessions.iter().all(|session| session >> 32 == std::process::id().into()), "nor for another daemon's");
         copies.extend(sockets.iter().map(|socket| socket.try_clone().unwrap()));
         sockets.reverse();
         sockets.push(UnixStream::pair().unwrap().0.into());
@@ -268,6 +273,9 @@ mod tests {
             assert_eq!(taken.state, b"state");
             let expected: Vec<_> = (0..).zip(counts).map(|(number, count)| (number, number as usize, *count)).collect();
             assert_eq!(shape(&taken.said), expected);
+            for fd in taken.said.iter().flat_map(|said| &said.fds).map(PeerFd::as_fd).chain([taken.client.as_fd()]) {
+                assert!(fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC));
+            }
             rustix::io::write(&taken.client, b"x").unwrap();
             theirs.read_exact(&mut [0; 1]).unwrap();
         }

@@ -89,6 +89,14 @@ struct Drains {
     before: u64,
 }
 
+impl Drains {
+    /// Whether what was let go before is not made up for. Disks may be in another group, and what they had let go nobody
+    /// knows then.
+    const fn is_owed(&self, Debt { owed, made_up }: Debt) -> bool {
+        owed > 0 && made_up < self.before && self.before <= owed + made_up
+    }
+}
+
 /// Whether a client is there, and whether one may come.
 #[derive(Default, PartialEq, Eq)]
 enum Door {
@@ -406,11 +414,8 @@ impl Shared {
             return false;
         }
         let debts = queues.debts();
-        drains.iter().any(|Drains { of, before, .. }| {
-            // Disks may be in another group, and what they had let go nobody knows then.
-            let owes = |Debt { owed, made_up }: Debt| owed > 0 && made_up < *before && *before <= owed + made_up;
-            debts.iter().any(|(other, debt)| other.ptr_eq(of) && owes(*debt))
-        })
+        let is_owed = |drains: &Drains, of, debt| drains.of.ptr_eq(of) && drains.is_owed(debt);
+        drains.iter().any(|drains| debts.iter().any(|(of, debt)| is_owed(drains, of, *debt)))
     }
 
     /// Waits until every queue that runs has been dispatched since it was started.
@@ -666,13 +671,17 @@ mod tests {
         });
     }
 
-    /// A disk with limits of its own, and a drain has let go what they had no room for.
-    fn owing() -> Arc<Disk> {
+    /// A group that has room for so many requests a second.
+    fn group(average: u64) -> Arc<ThrottleGroup> {
+        let total = Limit { average, burst: 1, burst_seconds: 1 };
+        ThrottleGroup::new("g", Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() })
+    }
+
+    /// A disk of a group, and a drain has let go what that had no room for.
+    fn owing(group: &Arc<ThrottleGroup>) -> Arc<Disk> {
         let null = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: true };
         let disk = Arc::new(Disk::open(&Options::new("null", null)).unwrap());
-        let total = Limit { average: 1, burst: 1, burst_seconds: 1 };
-        let limits = Limits { requests: Rates { total, ..Rates::default() }, ..Limits::default() };
-        disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+        disk.set_throttle_group(Some(group));
         let mut engines = EngineSet::new(EngineOptions::default());
         let slot = engines.attach(&disk).unwrap();
         for at in 0..8 {
@@ -690,11 +699,37 @@ mod tests {
     }
 
     #[test]
+    fn what_drains_have_let_go_past_a_group_s_limits_is_that_of_all_its_disks_whether_it_is_made_up_for_or_not() {
+        for (average, is_made_up) in [(1, false), (1000, true)] {
+            let (group, shared) = (group(average), shared());
+            let disks = [(); 2].map(|()| owing(&group));
+            // Of what there is room for more and more is made up.
+            while is_made_up && disks.iter().any(|disk| disk.limits_debt().owed > 0) {
+                thread::yield_now();
+            }
+            let debts = disks.each_ref().map(|disk| disk.limits_debt());
+            let sum = debts.iter().map(|debt| debt.owed + debt.made_up).sum();
+            lock(&shared.queues).disks = disks.map(Some).to_vec();
+            let let_go: Vec<u64> = shared.let_go().into_iter().map(|(_, let_go)| let_go).collect();
+            assert_eq!((let_go, debts[0].made_up > 1), (vec![sum], is_made_up), "{debts:?}");
+        }
+    }
+
+    #[test]
+    fn of_what_a_drain_let_go_before_something_is_owed_until_as_much_is_made_up_for() {
+        let is_owed =
+            |before, owed, made_up| Drains { of: Weak::new(), last: 0, before }.is_owed(Debt { owed, made_up });
+        assert!(is_owed(3, 5, 0) && is_owed(3, 3, 0) && is_owed(3, 1, 2));
+        assert!(!is_owed(3, 1, 3) && !is_owed(3, 1, 4), "that is made up for, and what others let go is owed");
+        assert!(!is_owed(3, 0, 2) && !is_owed(3, 1, 1), "less than that: it was let go by disks that are not there");
+    }
+
+    #[test]
     fn of_limits_that_are_gone_nothing_is_kept_of_what_drains_have_let_go() {
         let shared = shared();
         lock(&shared.queues).drains.push(Vec::new());
         for _ in 0..3 {
-            let disk = owing();
+            let disk = owing(&group(1));
             lock(&shared.queues).disks = vec![Some(Arc::clone(&disk))];
             shared.note_drain(&[0], &[]);
             let queues = lock(&shared.queues);

@@ -285,6 +285,21 @@ mod tests {
     }
 
     #[test]
+    fn a_vring_of_another_daemon_has_run_if_it_was_said_where_it_is_and_where_it_begins() {
+        for (has_base, has_addresses) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut vring = Vring::default();
+            if has_base {
+                vring.set_base(0).unwrap();
+            }
+            if has_addresses {
+                vring.set_addresses(ADDRESSES, None).unwrap();
+            }
+            vring.has_stopped();
+            assert_eq!(vring.has_run(), has_base && has_addresses);
+        }
+    }
+
+    #[test]
     fn a_vring_that_runs_cannot_be_described_anew_but_be_told_whether_it_is_logged() {
         let mut vring = running();
         assert_eq!((vring.set_size(16), vring.set_base(1)), (Err(Runs), Err(Runs)));

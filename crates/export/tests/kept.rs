@@ -16,7 +16,7 @@ use egret_disk::{Disk, Driver, Options};
 use egret_export::{Access, Address, Export, ExportConfig, Keeping, KeptSession};
 use egret_vring::memory::Region;
 use egret_vring::ring::{InflightConfig, PACKED_BASE, Piece};
-use egret_vring::vhost_user::F_LOG_ALL;
+use egret_vring::vhost_user::{F_LOG_ALL, NO_FD};
 
 use peer::*;
 use rustix::event::{EventfdFlags, eventfd};
@@ -113,6 +113,20 @@ impl Vm {
         let mut data = [0];
         assert!(self.memory.read(BUFFER, &mut data));
         data[0]
+    }
+}
+
+#[test]
+fn rings_that_are_not_kicked_go_on_without_being_kicked() {
+    for shape in Rings::all() {
+        let image = Image::new();
+        let (ours, export) = image.begin();
+        let mut vm = Vm::boot_recorded(ours, shape, None);
+        for queue in 0..QUEUES {
+            assert_eq!(vm.peer.order(SET_VRING_KICK, &longs(&[u64::from(queue) | NO_FD])), Some(0));
+        }
+        let _export = image.replace(export);
+        assert_eq!([vm.reads(0, 0), vm.reads(1, 0)], [0; 2], "{shape:?}");
     }
 }
 

@@ -378,7 +378,8 @@ fn a_queue_that_stops_for_good_begins_all_of_its_record_before_and_nothing_else(
         };
         // Chains have two descriptors.
         let base = if packed { 0x1_0001 * (0x8000 + 2 * MANY as u32) } else { MANY as u32 };
-        assert_eq!(stopped.into_rest().base, base, "packed: {packed}");
+        let rest = stopped.into_rest();
+        assert_eq!((rest.base, rest.has_left), (base, false), "packed: {packed}");
         let mut used: Vec<_> = std::iter::from_fn(|| driver.reap().unwrap()).map(|used| used.token).collect();
         used.sort_unstable();
         assert!(
