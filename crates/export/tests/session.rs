@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use egret_disk::{Disk, Driver, LOCK_PATIENCE, Options};
 use egret_event_loop::{Nanos, closer};
-use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, ListenError, Rings};
+use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, ListenError, MAX_MAPPINGS, Rings};
 use egret_virtio::blk::BlkConfig;
-use egret_vring::memory::Region;
+use egret_vring::memory::{MemoryBudget, MemoryLimits, MemoryRules, Region};
 use egret_vring::ring::{Inflight, InflightConfig};
 use egret_vring::vhost_user::F_LOG_ALL;
 
@@ -525,14 +525,24 @@ fn a_client_whose_channel_comes_when_its_rings_run_is_told_then() {
 }
 
 #[test]
-fn all_memory_that_a_client_may_have_fits_one_table() {
+fn all_memory_that_a_client_may_have_fits_one_table_and_there_is_room_for_a_log_beside_the_one_before_it() {
     let io = IoThread::start();
-    let (mut peer, _export) = agreed(&io);
+    let limits = MemoryLimits { bytes: 65 * MIB, regions: MAX_MAPPINGS };
+    let memory = MemoryRules { budget: Some(MemoryBudget::new(limits, "export", "it")), ..MemoryRules::default() };
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let _export = export_as(&io, ExportConfig { memory, ..export_config(Address::Fd(theirs.into())) }).unwrap();
+    let mut peer = Peer(ours);
+    peer.agree();
     let regions: Vec<_> = (0..64).map(|slot| Region::anonymous(slot * MIB, MIB).unwrap()).collect();
     let files: Vec<_> = regions.iter().map(|region| region.file.as_fd()).collect();
     let places = (0..64).flat_map(|slot| [slot * MIB, MIB, slot * MIB, 0]).collect::<Vec<_>>();
     peer.say(SET_MEM_TABLE, NEED_REPLY, &[words(&[64, 0]), longs(&places)].concat(), &files);
     assert_eq!(peer.hear(), Some(longs(&[0])));
+    let (log, message) = dirty_log(4096);
+    for _ in 0..3 {
+        peer.say(SET_LOG_BASE, NEED_REPLY, &message, &[log.file.as_fd()]);
+        assert_eq!(peer.hear(), Some(message.clone()));
+    }
     // In the last of them.
     let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let rings = [0x1000, 0x2000, 0x3000, 0].map(|at| if at > 0 { 63 * MIB + at } else { 0 });

@@ -368,7 +368,7 @@ mod tests {
             explain(io::Error::from_raw_os_error(errno), path, read_only).to_string()
         };
         for (errno, what) in [
-            (libc::ENOENT, "does not exist"),
+            (libc::ENOENT, "does not exist; check the name, or create an image with: truncate"),
             (libc::EISDIR, "is a directory"),
             (libc::EROFS, "is read-only; use read-only=on"),
             (libc::EBUSY, "is busy"),

@@ -128,12 +128,14 @@ fn one_worker_stays_and_does_what_comes_when_no_other_can_be_started() {
 
 #[test]
 fn workers_that_are_there_when_limits_are_given_leave_when_they_are_idle_and_others_come() {
-    let limits = WorkerLimits { min: 1, max: 1, idle: Duration::from_millis(1) };
+    let limits = WorkerLimits { min: 2, max: 2, idle: Duration::from_millis(1) };
     let mut threads = threads(limits);
-    for _ in 0..2 {
-        push(&mut threads, 0);
-        threads.submit(Nanos::ZERO);
-        reap(&mut threads, 1);
+    for workers in [1, 2, 1] {
+        while threads.workers.lock().workers < workers {
+            (0..100).for_each(|token| push(&mut threads, token));
+            threads.submit(Nanos::ZERO);
+            reap(&mut threads, 100);
+        }
         threads.limit_workers(limits);
         let mut queue = threads.workers.lock();
         while queue.workers > 0 {
@@ -144,7 +146,7 @@ fn workers_that_are_there_when_limits_are_given_leave_when_they_are_idle_and_oth
     push(&mut threads, 0);
     threads.submit(Nanos::ZERO);
     reap(&mut threads, 1);
-    threads.limit_workers(WorkerLimits { max: 2, ..limits });
+    threads.limit_workers(WorkerLimits { max: 3, ..limits });
     assert!(!threads.workers.lock().renews);
 }
 
