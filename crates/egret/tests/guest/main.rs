@@ -68,6 +68,31 @@ fn large_blocks_write_through_and_interrupts_by_flag_suit_a_guest_as_well() {
 }
 
 #[test]
+fn user_mode_linux_has_back_what_it_wrote_to_two_disks() {
+    if !can_boot_or_skips() {
+        return;
+    }
+    let (scratch, mut options, mut attach) = (Scratch::new(), Options::new(), vec!["--accel".to_owned(), "uml".into()]);
+    let images = [("disk0", "aio=io_uring,cache.direct=on,discard=unmap"), ("disk1", "aio=threads,discard=unmap")].map(
+        |(node, disk)| {
+            let (image, socket) = (scratch.image(node, DISK), scratch.path(&format!("{node}.sock")));
+            let so_far = std::mem::take(&mut options);
+            options = so_far.disk(node, &image, disk).export(node, node, &socket, "writable=on,packed=off");
+            attach.extend(["--disk".into(), socket.to_str().expect("our own path").into()]);
+            image
+        },
+    );
+    let server = Server::start(&Program::egret(), &options);
+    let guest = Guest::run(&attach.iter().map(String::as_str).collect::<Vec<_>>(), &["files.sh"]);
+    assert_eq!(server.complaints(), Vec::<String>::new());
+    assert_eq!(server.terminate().code(), Some(0));
+    for (disk, image) in ["vda", "vdb"].into_iter().zip(images) {
+        assert_eq!(guest.last_hash(disk), hash(&image), "the guest and the host see the same bytes of {disk}");
+        assert!(!guest.has_feature(disk, RING_PACKED));
+    }
+}
+
+#[test]
 fn the_lines_that_are_printed_for_qemu_attach_the_disk_for_longer_than_the_daemon_lives() {
     if can_boot_or_skips() {
         outlive_five_daemons(|lines| lines);
