@@ -13,7 +13,7 @@ use std::thread;
 
 use egret_disk::{Disk, Driver, EngineOptions, EngineSet, Options};
 use egret_event_loop::{LoopHandle, LoopOptions, MonitorChoice, Nanos, spawn};
-use egret_export::{Access, Address, ErrorPolicy, Export, ExportConfig, Keeping, Kickless, Worker};
+use egret_export::{Access, Address, ErrorPolicy, Export, ExportConfig, Keeping, Rings, Worker};
 use egret_polling::{Parameters, PolicyKind};
 use egret_vring::memory::MemoryRules;
 use egret_vring::ring::{DriverConfig, InflightConfig};
@@ -100,7 +100,7 @@ fn begin(input: &mut Input<'_>) -> (Peer, Export) {
         address: Address::Fd(theirs.into()),
         access: Access::default(),
         memory: MemoryRules::default(),
-        kickless: Kickless::default(),
+        rings: Rings::default(),
         errors: ErrorPolicy::default(),
         keeping: Keeping::default(),
     };

@@ -8,6 +8,5 @@ for disk in vda vdb; do
   keeps_files $disk
   begin "fio on $disk"
   verifies $disk 16 --rw=randrw --bs=4k --iodepth=16 || fail "what was written is not there"
-  echo "$disk features $(cat /sys/block/$disk/device/features)"
   tell_hash $disk $disk
 done

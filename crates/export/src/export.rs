@@ -54,8 +54,8 @@ pub struct ExportConfig {
 pub struct Rings {
     /// What becomes of those that their client asks to be polled.
     pub kickless: Kickless,
-    /// No packed rings are offered.
-    pub split_only: bool,
+    /// They are for user-mode Linux: none of them is packed, and its driver may be called by a socket.
+    pub user_mode_linux: bool,
 }
 
 /// Whether somebody keeps clients' sessions from one daemon to the next.

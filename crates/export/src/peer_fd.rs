@@ -15,8 +15,6 @@ use crate::protocol_error::{ProtocolError, invalid};
 
 /// Closes for one session thread that may be under way at a time. Whoever sends more waits for them.
 const MOST_CLOSING: usize = 4;
-/// What the kernel calls an eventfd.
-const EVENTFD: &str = "anon_inode:[eventfd]";
 /// What a channel is.
 const UNIX_STREAM: (Answer<AddressFamily>, Answer<SocketType>) = (Ok(AddressFamily::UNIX), Ok(SocketType::STREAM));
 
@@ -67,19 +65,16 @@ impl PeerFd {
     /// Takes an eventfd: an I/O thread watches or signals it, and knows of no other file that it never sleeps in.
     pub(crate) fn into_eventfd(self) -> Result<Self, ProtocolError> {
         match self.link()?.as_str() {
-            EVENTFD => Ok(self),
+            "anon_inode:[eventfd]" => Ok(self),
             other => invalid(format!("'{other}' to signal with; it must be an eventfd")),
         }
     }
 
-    /// Takes what a driver is called by: an eventfd, or the UNIX stream socket that Linux's virtio_uml has in its place.
-    pub(crate) fn into_call(self) -> Result<Call, ProtocolError> {
-        let link = self.link()?;
-        let is_socket = self.is_unix_stream(&link);
-        if is_socket || link == EVENTFD {
-            return Ok(Call { fd: self, is_socket });
-        }
-        invalid(format!("'{link}' to call the driver by; it must be an eventfd, or a UNIX stream socket"))
+    /// Takes what a driver is called by: an eventfd, or where that may be the UNIX stream socket that user-mode Linux has in its
+    /// place.
+    pub(crate) fn into_call(self, may_be_socket: bool) -> Result<Call, ProtocolError> {
+        let is_socket = may_be_socket && self.is_unix_stream(&self.link()?);
+        Ok(Call { fd: if is_socket { self } else { self.into_eventfd()? }, is_socket })
     }
 
     /// Takes a socket that never waits when it is told not to.

@@ -248,7 +248,8 @@ impl<'a> Session<'a> {
             Request::SetVringBase(index, base) => self.set_base(index, base)?,
             Request::SetVringKick(index, fd) => self.set_kick(index, fd)?,
             Request::SetVringCall(index, fd) => {
-                self.set_fd(index, fd.map(PeerFd::into_call).transpose()?, VringFds::set_call)?;
+                let may_be_socket = self.shared.rings.user_mode_linux;
+                self.set_fd(index, fd.map(|fd| fd.into_call(may_be_socket)).transpose()?, VringFds::set_call)?;
             }
             Request::SetVringErr(index, fd) => {
                 self.set_fd(index, fd.map(PeerFd::into_eventfd).transpose()?, VringFds::set_err)?;
@@ -291,7 +292,8 @@ impl<'a> Session<'a> {
 
     /// Features of the device that are not offered.
     fn withheld(&self) -> u64 {
-        if self.shared.rings.split_only { RING_PACKED } else { 0 }
+        // It lets its driver have a packed ring, and says of one that is new that it has run.
+        if self.shared.rings.user_mode_linux { RING_PACKED } else { 0 }
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), ProtocolError> {

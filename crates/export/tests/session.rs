@@ -71,19 +71,23 @@ fn what_is_offered_is_what_the_device_was_made_as() {
     assert_eq!(peer.order(SET_PROTOCOL_FEATURES, &(REPLY_ACK | 1 << 2).to_ne_bytes()), None);
 }
 
+/// A front-end of an export for user-mode Linux, or of another.
+fn peer_of(io: &IoThread, user_mode_linux: bool) -> (Peer, Export) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let rings = Rings { user_mode_linux, ..Rings::default() };
+    let export = export_as(io, ExportConfig { rings, ..export_config(Address::Fd(theirs.into())) }).unwrap();
+    (Peer(ours), export)
+}
+
 #[test]
-fn packed_rings_are_offered_but_where_an_export_is_to_have_split_ones_only() {
+fn packed_rings_are_offered_but_to_user_mode_linux() {
     let io = IoThread::start();
-    for split_only in [false, true] {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let rings = Rings { split_only, ..Rings::default() };
-        let _export = export_as(&io, ExportConfig { rings, ..export_config(Address::Fd(theirs.into())) }).unwrap();
-        let mut peer = Peer(ours);
+    for is_uml in [false, true] {
+        let (mut peer, _export) = peer_of(&io, is_uml);
         let features = peer.ask_u64(GET_FEATURES);
-        assert_eq!(features & RING_PACKED == 0, split_only);
+        assert_eq!(features & RING_PACKED == 0, is_uml);
         peer.agree();
-        let taken = peer.order(SET_FEATURES, &longs(&[features | RING_PACKED]));
-        assert_eq!(taken, Some(u64::from(split_only)), "split only: {split_only}");
+        assert_eq!(peer.order(SET_FEATURES, &longs(&[features | RING_PACKED])), Some(u64::from(is_uml)), "{is_uml}");
     }
 }
 
@@ -778,23 +782,25 @@ fn a_message_has_as_many_bytes_and_descriptors_as_any_may_have_and_no_more() {
 }
 
 #[test]
-fn what_is_to_be_signalled_is_an_eventfd_or_what_calls_the_driver_a_unix_stream_and_nothing_else() {
+fn what_is_to_be_signalled_is_an_eventfd_or_what_calls_user_mode_linux_a_unix_stream() {
     let io = IoThread::start();
     let stream: OwnedFd = UnixStream::pair().unwrap().0.into();
     let datagrams: OwnedFd = UnixDatagram::pair().unwrap().0.into();
     let listener: OwnedFd = TcpListener::bind("127.0.0.1:0").unwrap().into();
     let (pipe, _writer) = rustix::pipe::pipe().unwrap();
-    for (request, fd, is_right) in [
-        (SET_VRING_CALL, &stream, true),
-        (SET_VRING_CALL, &datagrams, false),
-        (SET_VRING_CALL, &listener, false),
-        (SET_VRING_CALL, &pipe, false),
-        (SET_VRING_KICK, &stream, false),
-        (SET_VRING_ERR, &stream, false),
+    for (is_uml, request, fd, is_right) in [
+        (true, SET_VRING_CALL, &stream, true),
+        (false, SET_VRING_CALL, &stream, false),
+        (true, SET_VRING_CALL, &datagrams, false),
+        (true, SET_VRING_CALL, &listener, false),
+        (true, SET_VRING_CALL, &pipe, false),
+        (true, SET_VRING_KICK, &stream, false),
+        (true, SET_VRING_ERR, &stream, false),
     ] {
-        let (mut peer, _export) = agreed(&io);
+        let (mut peer, _export) = peer_of(&io, is_uml);
+        peer.agree();
         peer.say(request, NEED_REPLY, &0u64.to_ne_bytes(), &[fd.as_fd()]);
-        assert_eq!(peer.hear(), Some(u64::from(!is_right).to_ne_bytes().to_vec()), "{request} with {fd:?}");
+        assert_eq!(peer.hear(), Some(u64::from(!is_right).to_ne_bytes().to_vec()), "{is_uml}: {request} with {fd:?}");
         assert!(is_right || peer.hear().is_none());
     }
 }

@@ -125,7 +125,6 @@ impl Fate {
 }
 
 /// The tests that pass as they are, and of these those that reach each change, the fastest first.
-#[expect(clippy::type_complexity, reason = "it is taken apart where it comes")]
 fn reaching<'a>(
     places: &[Place],
     tests: &'a [Test],

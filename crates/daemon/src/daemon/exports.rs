@@ -308,7 +308,7 @@ impl<'a> ClientOptions<'a> {
             // Its disks are opened accordingly.
             allow_inactive: _,
             kickless_queues,
-            packed,
+            user_mode_linux,
             memory_max,
             memory_files,
             pin_memory,
@@ -327,7 +327,7 @@ impl<'a> ClientOptions<'a> {
                     schema::Kickless::Timer => Kickless::Timer,
                     schema::Kickless::Busy => Kickless::Busy,
                 },
-                split_only: !packed,
+                user_mode_linux: *user_mode_linux,
             },
         }
     }
@@ -455,7 +455,7 @@ mod tests {
         ("fixed-iothread", BLK, "on"),
         ("allow-inactive", BLK, "on"),
         ("kickless-queues", BLK, "busy"),
-        ("packed", BLK, "off"),
+        ("user-mode-linux", BLK, "on"),
         ("memory-max", BLK, "1G"),
         ("memory-files", BLK, "any"),
         ("pin-memory", BLK, "on"),

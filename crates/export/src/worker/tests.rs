@@ -751,7 +751,7 @@ fn each_descriptor_of_a_queue_is_signalled_for_what_it_is_there_for_and_for_noth
         }
         let theirs = |at: usize| Some(PeerFd::new(fds[at].try_clone().unwrap()));
         let fds_of = guest.worker.fds();
-        assert!(fds_of.set_call(PeerFd::new(call).into_call().ok()).is_none());
+        assert!(fds_of.set_call(PeerFd::new(call).into_call(by_socket).ok()).is_none());
         (fds_of.log, fds_of.err) = (theirs(1).map(Arc::new), theirs(2));
         let mut told = |worker: &mut QueueWorker| {
             worker.notify(&mut signals);

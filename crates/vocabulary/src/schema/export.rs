@@ -98,9 +98,10 @@ options! {
         /// polling: `timer` looks at it once a millisecond at least, and more often while the I/O thread spins for its
         /// policy; `busy` lets the I/O thread never sleep, for clients that you trust with a core. Egret's own.
         kickless_queues: Kickless, ValueType::Word(Kickless::words), default Kickless::Timer;
-        /// Offer packed rings beside split ones. `off` is for front-ends that let their driver have one and do not say
-        /// where it begins, such as user-mode Linux. Egret's own.
-        packed: bool, ValueType::Flag, default "on";
+        /// For user-mode Linux (virtio_uml): offer no packed rings, of which it does not say where they begin, and call the
+        /// driver by a UNIX stream socket, which it has in the place of an eventfd. Not for clients that you do not trust: for
+        /// how long a socket takes what is sent there its owner has more say. Egret's own.
+        user_mode_linux: bool, ValueType::Flag, default "off";
         // No guest has as much as the default.
         /// Guest memory that may be mapped at a time. A client that hands over more loses its session; in no more than 64
         /// regions, whatever this says. Egret's own.

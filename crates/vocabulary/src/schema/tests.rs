@@ -45,7 +45,7 @@ images-per-cluster-handle=2,settings.rbd_cache=false",
 const FULL_EXPORT: [&str; 5] = [
     "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,writable=on,writethrough=yes,\
      logical-block-size=4k,num-queues=3,queue-size=256,serial=abc,fixed-iothread=off,\
-     memory-max=1.5G,memory-files=any,packed=off,pin-memory=on,rerror=ignore,werror=stop,request-timeout=30,iothread-vq-mapping.0.iothread=a,iothread-vq-mapping.0.vqs.0=0,iothread-vq-mapping.0.vqs.1=2,\
+     memory-max=1.5G,memory-files=any,user-mode-linux=on,pin-memory=on,rerror=ignore,werror=stop,request-timeout=30,iothread-vq-mapping.0.iothread=a,iothread-vq-mapping.0.vqs.0=0,iothread-vq-mapping.0.vqs.1=2,\
      iothread-vq-mapping.1.iothread=b,iothread-vq-mapping.1.vqs.0=1",
     "vhost-user-blk,id=e0,node-name=d0,addr.type=fd,addr.str=3,iothread=a",
     "vhost-user-scsi,id=e0,addr.type=fd,addr.str=3,num-queues=2,luns.0.lun=0,luns.0.node-name=d0,luns.1.lun=16383,\
