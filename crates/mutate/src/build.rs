@@ -15,8 +15,11 @@ use crate::rewrite::{Id, Left, Marks, helper, rewrite};
 /// The compiler's error where a constant needs a function that is not `const`.
 const CALL_IN_CONSTANT: &str = "E0015";
 
+/// A package's folder, and a program of its tests.
+pub(crate) type Program = (PathBuf, PathBuf);
+
 pub(crate) struct Built {
-    pub(crate) programs: Vec<PathBuf>,
+    pub(crate) programs: Vec<Program>,
     /// The changes that the programs can make.
     pub(crate) made: BTreeSet<Id>,
     pub(crate) do_not_compile: BTreeSet<Id>,
@@ -29,7 +32,7 @@ impl Built {
     ///
     /// # Errors
     /// Where it cannot be tried.
-    pub(crate) fn alone(&self, workspace: &Path, folder: &Path, change: &Change) -> anyhow::Result<bool> {
+    pub(crate) fn alone(&self, workspace: &Path, folders: &[PathBuf], change: &Change) -> anyhow::Result<bool> {
         let changed = workspace.join(&change.file);
         for (file, source) in &self.sources {
             let text = if *file == changed { change.applied(source) } else { source.clone() };
@@ -38,17 +41,17 @@ impl Built {
                 fs::write(file, text)?;
             }
         }
-        Ok(compile(folder)?.1.is_empty())
+        Ok(compile(folders)?.1.is_empty())
     }
 }
 
-/// Rewrites the sources of the package in a folder of a workspace, and builds its tests, with ever fewer changes until they
-/// compile.
+/// Rewrites the sources of the package in the first of some folders of a workspace, and builds the tests of all, with ever fewer
+/// changes until they compile.
 ///
 /// # Errors
 /// Where they do not compile for another reason.
-pub(crate) fn build(workspace: &Path, folder: &Path, changes: &[Change]) -> anyhow::Result<Built> {
-    let roots = roots(folder);
+pub(crate) fn build(workspace: &Path, folders: &[PathBuf], changes: &[Change]) -> anyhow::Result<Built> {
+    let roots = roots(&folders[0]);
     let mut sources = HashMap::new();
     for file in roots.iter().cloned().chain(changes.iter().map(|change| workspace.join(&change.file))) {
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
@@ -68,7 +71,7 @@ pub(crate) fn build(workspace: &Path, folder: &Path, changes: &[Change]) -> anyh
             fs::write(file, &rewritten.text)?;
             marks.insert(file.clone(), rewritten.marks);
         }
-        let (programs, errors) = compile(folder)?;
+        let (programs, errors) = compile(folders)?;
         if errors.is_empty() {
             let all = marks.into_values().flatten();
             let places = all.filter_map(|(_, left)| if let Left::Place(ids) = left { Some(ids) } else { None });
@@ -103,8 +106,20 @@ fn roots(folder: &Path) -> Vec<PathBuf> {
     all.filter(|path| path.is_file() && path.extension().is_some_and(|it| it == "rs")).collect()
 }
 
-/// The test programs of the package in a folder, and the compiler's errors.
-fn compile(folder: &Path) -> anyhow::Result<(Vec<PathBuf>, Vec<Value>)> {
+/// The test programs of the packages in some folders, and the compiler's errors about the first that has any.
+fn compile(folders: &[PathBuf]) -> anyhow::Result<(Vec<Program>, Vec<Value>)> {
+    let mut programs = Vec::new();
+    for folder in folders {
+        let (of_it, errors) = compile_one(folder)?;
+        if !errors.is_empty() {
+            return Ok((Vec::new(), errors));
+        }
+        programs.extend(of_it.into_iter().map(|program| (folder.clone(), program)));
+    }
+    Ok((programs, Vec::new()))
+}
+
+fn compile_one(folder: &Path) -> anyhow::Result<(Vec<PathBuf>, Vec<Value>)> {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["test", "-q", "--no-run", "--tests", "--message-format=json"]).current_dir(folder);
     let output = command.env_remove("CARGO_TARGET_DIR").stderr(Stdio::inherit()).output()?;

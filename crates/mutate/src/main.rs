@@ -14,7 +14,7 @@ mod run;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use std::{env, fs, thread};
+use std::{env, fs, iter, thread};
 
 use anyhow::{Context as _, bail};
 
@@ -42,8 +42,11 @@ type Timed<'a> = (Duration, &'a Test);
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments: Vec<String> = env::args().skip(1).collect();
-    let [workspace, folder, list] = &arguments[..] else {
-        bail!("usage: egret-mutate WORKSPACE FOLDER LIST: a copy to rewrite, a crate in it, what can be changed");
+    let [workspace, folder, list, users @ ..] = &arguments[..] else {
+        bail!(
+            "usage: egret-mutate WORKSPACE FOLDER LIST [USER...]: a copy to rewrite, a crate in it, what can be changed, \
+             and crates that use it, whose tests are to notice as well"
+        );
     };
     let changes: Vec<Change> = serde_json::from_slice(&fs::read(list)?).with_context(|| list.clone())?;
     let number =
@@ -55,12 +58,12 @@ fn main() -> anyhow::Result<ExitCode> {
     };
 
     let workspace = fs::canonicalize(workspace)?;
-    let folder = workspace.join(folder);
-    let built = build::build(&workspace, &folder, &changes)?;
-    let places: Vec<_> = (0..at_once).map(|number| Place::new(&folder, number)).collect();
+    let folders: Vec<_> = iter::once(folder).chain(users).map(|folder| workspace.join(folder)).collect();
+    let built = build::build(&workspace, &folders, &changes)?;
+    let places: Vec<_> = (0..at_once).map(Place::new).collect();
     let mut tests = Vec::new();
-    for program in &built.programs {
-        tests.extend(run::list(program, &folder)?);
+    for (folder, program) in &built.programs {
+        tests.extend(run::list(program, folder)?);
     }
     let (timed, reaching) = reaching(&places, &tests, changes.len())?;
     let is_over = || end.is_some_and(|end| end < Instant::now());
@@ -83,7 +86,7 @@ fn main() -> anyhow::Result<ExitCode> {
     for (done, (fate, change)) in left.into_iter().enumerate() {
         *fate = match () {
             () if is_over() => Fate::NotTried,
-            () if !built.alone(&workspace, &folder, change)? => Fate::DoesNotCompile,
+            () if !built.alone(&workspace, &folders, change)? => Fate::DoesNotCompile,
             () => hold_all(&places, &timed)?,
         };
         fate.tell(change);

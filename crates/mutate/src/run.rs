@@ -15,6 +15,8 @@ use crate::rewrite::Id;
 
 pub(crate) struct Test {
     program: PathBuf,
+    /// Its package's.
+    folder: PathBuf,
     pub(crate) name: String,
 }
 
@@ -27,8 +29,6 @@ pub(crate) enum Outcome {
 
 /// Where tests run, one at a time.
 pub(crate) struct Place {
-    /// The package's folder.
-    folder: PathBuf,
     /// Where they put their files.
     scratch: PathBuf,
 }
@@ -40,13 +40,14 @@ pub(crate) fn list(program: &Path, folder: &Path) -> anyhow::Result<Vec<Test>> {
     ensure!(output.status.success(), "{} lists no tests", program.display());
     let lines = String::from_utf8(output.stdout)?;
     let names = lines.lines().filter_map(|line| line.strip_suffix(": test"));
-    Ok(names.map(|name| Test { program: program.to_owned(), name: name.to_owned() }).collect())
+    Ok(names
+        .map(|name| Test { program: program.to_owned(), folder: folder.to_owned(), name: name.to_owned() })
+        .collect())
 }
 
 impl Place {
-    pub(crate) fn new(folder: &Path, number: u64) -> Self {
-        let scratch = std::env::temp_dir().join(format!("egret-mutate-{}-{number}", std::process::id()));
-        Self { folder: folder.to_owned(), scratch }
+    pub(crate) fn new(number: u64) -> Self {
+        Self { scratch: std::env::temp_dir().join(format!("egret-mutate-{}-{number}", std::process::id())) }
     }
 
     /// Runs a test as it is, and looks which changes it reaches.
@@ -83,7 +84,7 @@ impl Place {
         // Many of them never end by themselves, and are not to outlive whoever limits them.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(&test.program);
-        command.args(["--exact", &test.name]).current_dir(&self.folder).process_group(0);
+        command.args(["--exact", &test.name]).current_dir(&test.folder).process_group(0);
         command.envs(told).env("TMPDIR", &self.scratch).env("RUST_BACKTRACE", "0");
         let mut child = command.stdin(stdin).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let begun = Instant::now();

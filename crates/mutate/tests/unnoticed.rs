@@ -74,13 +74,23 @@ fn change(genre: &str, line: &str, what: &str, replacement: &str) -> serde_json:
     })
 }
 
-#[test]
-fn changes_that_no_test_notices_are_told_and_no_others() {
+const USER: &str = r#"#[test]
+fn three_is_odd_and_one_has_a_name() {
+    assert_eq!((little::is_odd(3), little::named(1)), (true, "one"));
+}
+"#;
+
+/// What is said of the little crate, held against its own tests and those of crates that use it, and the status.
+fn told(users: &[&str]) -> (Vec<String>, Option<i32>) {
     let workspace = tempfile::tempdir().unwrap();
     let path = |name| workspace.path().join(name);
+    fs::create_dir_all(path("user/src")).unwrap();
     fs::create_dir(path("src")).unwrap();
-    fs::write(path("Cargo.toml"), "[package]\nname = \"little\"\nedition = \"2024\"\n[workspace]\n").unwrap();
+    let package = |name| format!("[package]\nname = \"{name}\"\nedition = \"2024\"\n");
+    fs::write(path("Cargo.toml"), package("little") + "[workspace]\nmembers = [\"user\"]\n").unwrap();
     fs::write(path("src/lib.rs"), CODE).unwrap();
+    fs::write(path("user/Cargo.toml"), package("user") + "[dependencies]\nlittle = { path = \"..\" }\n").unwrap();
+    fs::write(path("user/src/lib.rs"), USER).unwrap();
     let changes = [
         change("FnValue", "if a > b", "if a > b { a } else { b }", "0"),
         change("FnValue", "if a > b", "if a > b { a } else { b }", "String::new()"),
@@ -102,20 +112,36 @@ fn changes_that_no_test_notices_are_told_and_no_others() {
     fs::write(path("changes.json"), serde_json::to_string(&changes).unwrap()).unwrap();
 
     let mut command = Command::new(env!("CARGO_BIN_EXE_egret-mutate"));
-    command.arg(workspace.path()).arg(".").arg(path("changes.json"));
+    command.arg(workspace.path()).arg(".").arg(path("changes.json")).args(users);
     let output = command.env_remove("EGRET_MUTANTS_MINUTES").output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    let mut lines: Vec<_> = said.lines().collect();
+    eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+    let mut lines: Vec<_> = String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect();
     lines.sort_unstable();
-    let expected = [
-        "changes: 16, by a build each: 4, do not compile: 2, noticed: 9, of these by time: 0, missed: 3, \
-         not reached by any test: 2, not tried: 0",
-        "missed: src/lib.rs:17:21: BinaryOperator >=",
-        "missed: src/lib.rs:2:10: BinaryOperator >=",
-        "missed: src/lib.rs:36:21: BinaryOperator +",
-        "not reached: src/lib.rs:16:9: MatchArm ",
-        "not reached: src/lib.rs:23:5: UnaryOperator ",
-    ];
-    assert_eq!(lines, expected, "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(2));
+    (lines, output.status.code())
+}
+
+/// What the little crate's tests do not notice, and nobody else's either.
+const MISSED: [&str; 3] = [
+    "missed: src/lib.rs:17:21: BinaryOperator >=",
+    "missed: src/lib.rs:2:10: BinaryOperator >=",
+    "missed: src/lib.rs:36:21: BinaryOperator +",
+];
+
+#[test]
+fn changes_that_no_test_notices_are_told_and_no_others() {
+    let (lines, status) = told(&[]);
+    let sum = "changes: 16, by a build each: 4, do not compile: 2, noticed: 9, of these by time: 0, missed: 3, \
+               not reached by any test: 2, not tried: 0";
+    let not_reached = ["not reached: src/lib.rs:16:9: MatchArm ", "not reached: src/lib.rs:23:5: UnaryOperator "];
+    assert_eq!(lines, [&[sum], &MISSED[..], &not_reached].concat());
+    assert_eq!(status, Some(2));
+}
+
+#[test]
+fn tests_of_crates_that_use_it_notice_as_well() {
+    let (lines, status) = told(&["user"]);
+    let sum = "changes: 16, by a build each: 4, do not compile: 2, noticed: 11, of these by time: 0, missed: 3, \
+               not reached by any test: 0, not tried: 0";
+    assert_eq!(lines, [&[sum], &MISSED[..]].concat());
+    assert_eq!(status, Some(2));
 }
