@@ -236,6 +236,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_file_that_is_not_there_is_none_and_one_that_cannot_be_opened_is_an_error() {
+        assert!(open_if_there(Path::new("/proc/self/there is none")).unwrap().is_none());
+        assert!(open_if_there(Path::new("/proc/self/stat/it is no folder")).is_err());
+        assert!(open_if_there(Path::new("/proc/self/stat")).unwrap().is_some());
+    }
+
+    #[test]
     fn blocking_costs_something_on_every_machine_and_less_than_to_find_that_out() {
         let before = clock::now();
         let Calibration { cost, waking } = calibrate().unwrap();

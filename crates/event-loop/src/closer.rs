@@ -479,6 +479,17 @@ mod tests {
     }
 
     #[test]
+    fn what_somebody_has_an_allowance_for_is_closed_and_then_he_may_have_the_next() {
+        let allowance: Arc<Allowance> = Arc::default();
+        for _ in 0..3 {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            close(ours.into(), allowance.take(1));
+            assert_eq!(theirs.read(&mut [0]).map_err(|e| Errno::from_io_error(&e)), Ok(0), "it was closed");
+        }
+    }
+
+    #[test]
     fn sockets_that_linger_hold_up_neither_who_drops_them_nor_what_is_dropped_after_them() {
         begin().unwrap();
         let mut peers = Vec::new();
