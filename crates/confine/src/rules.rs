@@ -354,7 +354,7 @@ pub const RULES: &[Rule] = &[
     call!(
         SYS_sendmsg,
         &[Session, Control, Io],
-        "messages with descriptors; sessions that are kept; clients over NBD; requests to NBD servers"
+        "messages with descriptors; sessions that are kept; clients over NBD; requests to NBD servers; calls of user-mode Linux"
     ),
     // With MSG_FASTOPEN it would connect as well, to any port: Landlock is not asked.
     call!(SYS_sendmsg, &[Connector], "an NBD server's handshake", "no MSG_FASTOPEN", without(2, libc::MSG_FASTOPEN)),

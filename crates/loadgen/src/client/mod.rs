@@ -59,7 +59,7 @@ const KNOWN_BLK: u64 = bit(VIRTIO_BLK_F_SEG_MAX)
     | bit(VIRTIO_BLK_F_MQ);
 
 /// How long a server may take to answer.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How a client connects.
 #[derive(Clone, Copy, Debug)]
