@@ -96,11 +96,6 @@ impl Blk {
         }))
     }
 
-    /// What it was made as.
-    pub fn config(&self) -> &BlkConfig {
-        &self.config
-    }
-
     fn has_taken(&self, feature: u32) -> bool {
         self.acked.load(Ordering::Relaxed) & bit(feature) != 0
     }

@@ -489,11 +489,13 @@ fn the_cache_mode_that_a_driver_has_chosen_is_what_the_next_one_is_told_until_th
 }
 
 #[test]
-fn features_that_were_not_offered_are_refused_and_change_nothing() {
+fn features_that_were_not_offered_are_refused_and_change_nothing_and_those_that_were_taken_are_forgotten() {
     let blk = Blk::new(config()).unwrap();
     blk.set_features(F_FLUSH).unwrap();
     assert_eq!(blk.set_features(1 << 40), Err(DriverError::NotOffered(1 << 40)));
     assert_eq!(blk.acked.load(Ordering::Relaxed), F_FLUSH);
+    blk.reset();
+    assert_eq!(blk.acked.load(Ordering::Relaxed), 0, "the next driver has chosen nothing");
 }
 
 #[test]
