@@ -128,6 +128,14 @@ fn whoever_is_told_that_there_is_no_write_cache_has_that_in_its_record_and_anoth
     select(&mut b_next, false);
     assert_eq!((sensed(&mut a_next), sensed(&mut b_next)), (0, 0));
 
+    // Where nobody went without, nobody goes without.
+    let next = devices();
+    for choices in [0, CACHE_ON] {
+        next[1].choose(choices);
+        let mut line = Line::requests(&next[1]);
+        assert_eq!((is_stable(&mut line, FAR), sensed(&mut line)), (false, 4), "{choices}");
+    }
+
     // On again, as far as each is told.
     select(&mut a, true);
     assert_eq!(noted()[0], CACHE_ON);
