@@ -52,7 +52,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test gives up; generous, because only a failing test waits that long.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a read comes to that failed, where that is an end of the stream: with something left unread, it is reset. A timeout is
 /// none.

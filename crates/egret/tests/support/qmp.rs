@@ -50,10 +50,11 @@ impl Qmp {
         self.try_run(command, arguments.clone()).unwrap_or_else(|error| panic!("{command} {arguments}: {error}"))
     }
 
-    /// As [`run`](Self::run), again where the disk takes longer than the daemon waits for requests in flight.
+    /// As [`run`](Self::run), again where this machine takes longer than the daemon waits for requests in flight, or for a thread.
     pub fn run_in_time(&mut self, command: &str, arguments: Value) -> Value {
+        let is_late = ["have not ended in 5 s; nothing has changed", "no turn in 5 s; try again when it goes on"];
         await_some(command, || match self.try_run(command, arguments.clone()) {
-            Err(error) if error.ends_with("have not ended in 5 s; nothing has changed") => None,
+            Err(error) if is_late.iter().any(|late| error.ends_with(late)) => None,
             ran => Some(ran.unwrap_or_else(|error| panic!("{command} {arguments}: {error}"))),
         })
     }
