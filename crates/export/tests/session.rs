@@ -42,8 +42,13 @@ fn export_as(io: &IoThread, config: ExportConfig) -> Result<Export, ExportError>
 
 /// A front-end connected to a new export.
 fn peer(io: &IoThread) -> (Peer, Export) {
+    peer_as(io, |config| config)
+}
+
+/// One that is not as usual.
+fn peer_as(io: &IoThread, change: impl FnOnce(ExportConfig) -> ExportConfig) -> (Peer, Export) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    (Peer(ours), export(io, Address::Fd(theirs.into())).unwrap())
+    (Peer(ours), export_as(io, change(export_config(Address::Fd(theirs.into())))).unwrap())
 }
 
 /// One that has agreed on acknowledgements.
@@ -73,10 +78,7 @@ fn what_is_offered_is_what_the_device_was_made_as() {
 
 /// A front-end of an export for user-mode Linux, or of another.
 fn peer_of(io: &IoThread, user_mode_linux: bool) -> (Peer, Export) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let rings = Rings { user_mode_linux, ..Rings::default() };
-    let export = export_as(io, ExportConfig { rings, ..export_config(Address::Fd(theirs.into())) }).unwrap();
-    (Peer(ours), export)
+    peer_as(io, |config| ExportConfig { rings: Rings { user_mode_linux, ..config.rings }, ..config })
 }
 
 #[test]
@@ -533,9 +535,7 @@ fn all_memory_that_a_client_may_have_fits_one_table_and_there_is_room_for_a_log_
     let io = IoThread::start();
     let limits = MemoryLimits { bytes: 65 * MIB, regions: MAX_MAPPINGS };
     let memory = MemoryRules { budget: Some(MemoryBudget::new(limits, "export", "it")), ..MemoryRules::default() };
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let _export = export_as(&io, ExportConfig { memory, ..export_config(Address::Fd(theirs.into())) }).unwrap();
-    let mut peer = Peer(ours);
+    let (mut peer, _export) = peer_as(&io, |config| ExportConfig { memory, ..config });
     peer.agree();
     let regions: Vec<_> = (0..64).map(|slot| Region::anonymous(slot * MIB, MIB).unwrap()).collect();
     let files: Vec<_> = regions.iter().map(|region| region.file.as_fd()).collect();
