@@ -534,6 +534,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_timer_that_is_dropped_is_there_no_more() {
+        let timer = Timer::start().unwrap();
+        let name = timer.0;
+        let is_there = || {
+            // SAFETY: it is made of numbers.
+            let mut left: libc::itimerspec = unsafe { std::mem::zeroed() };
+            // SAFETY: what is left is written before it returns, and a name that nobody has any more is an error.
+            unsafe { libc::timer_gettime(name, &raw mut left) == 0 }
+        };
+        assert!(is_there());
+        drop(timer);
+        assert!(!is_there());
+    }
+
     fn file() -> OwnedFd {
         std::fs::File::open("/proc/self/status").unwrap().into()
     }

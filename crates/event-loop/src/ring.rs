@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 use egret_confine::rules::register;
 use egret_polling::Nanos;
@@ -128,9 +129,11 @@ impl Taskrun {
         raised && doubt == 0
     }
 
-    /// There was none.
-    fn was_wrong(&mut self) {
-        self.doubt = Self::DOUBT;
+    /// Somebody believed it, and has found this; it is raised still, or not.
+    fn found(&mut self, anything: bool, raised: bool) {
+        if raised && !anything {
+            self.doubt = Self::DOUBT;
+        }
     }
 }
 
@@ -300,7 +303,7 @@ impl Ring {
         let spec;
         let mut args = types::SubmitArgs::new();
         if let Some(Nanos(ns)) = timeout {
-            spec = types::Timespec::new().sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32);
+            spec = types::Timespec::from(Duration::from_nanos(ns));
             args = args.timespec(&spec);
         }
         // An idle disk is not a waiting one: without this flag the kernel counts every sleep here as iowait.
@@ -340,9 +343,8 @@ impl Ring {
     pub fn sort(&mut self) {
         if self.wants_enter() {
             self.take_notes();
-            if self.uring.submission().taskrun() && self.uring.completion().is_empty() {
-                self.taskrun.was_wrong();
-            }
+            let is_raised = self.uring.submission().taskrun();
+            self.taskrun.found(!self.uring.completion().is_empty(), is_raised);
         }
         for done in self.uring.completion() {
             let data = done.user_data() & !OWNER;
@@ -442,11 +444,18 @@ fn explain(e: io::Error) -> RingError {
     match e.raw_os_error() {
         Some(libc::ENOSYS) => RingError::Missing,
         Some(libc::ENOMEM) => RingError::Memlock,
-        Some(libc::EPERM | libc::EACCES) => match std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled") {
-            Ok(value) if matches!(value.trim(), "1" | "2") => RingError::Sysctl(value.trim().parse().unwrap_or(2)),
-            _ => RingError::Refused,
-        },
+        Some(libc::EPERM | libc::EACCES) => {
+            refused(&std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default())
+        }
         _ => e.into(),
+    }
+}
+
+/// By whom, where the sysctl says this.
+fn refused(disabled: &str) -> RingError {
+    match disabled.trim().parse() {
+        Ok(value @ 1..) => RingError::Sysctl(value),
+        _ => RingError::Refused,
     }
 }
 
@@ -492,13 +501,38 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_that_the_administrator_has_switched_off_says_so() {
+        for disabled in ["1\n", "2\n"] {
+            let error = refused(disabled).to_string();
+            assert!(error.contains(&format!("io_uring_disabled={}", disabled.trim())), "{error}");
+        }
+        for disabled in ["0\n", ""] {
+            assert!(matches!(refused(disabled), RingError::Refused), "{disabled:?}");
+        }
+    }
+
+    #[test]
+    fn a_ring_says_what_newer_kernels_have() {
+        let mut ring = Ring::new().unwrap();
+        for (has, expected) in [(false, 1), (true, 0)] {
+            ring.no_iowait = has;
+            let lacks = ring.lacks().into_iter().filter(|what| what.contains("iowait")).count();
+            assert_eq!(lacks, expected);
+        }
+    }
+
+    #[test]
     fn a_flag_that_was_wrong_is_doubted_until_it_is_lowered_or_has_been_looked_at_often() {
         let mut taskrun = Taskrun::default();
         assert!(taskrun.tells(true) && taskrun.tells(true) && !taskrun.tells(false));
-        taskrun.was_wrong();
+        for (anything, raised) in [(true, true), (true, false), (false, false)] {
+            taskrun.found(anything, raised);
+            assert!(taskrun.tells(true), "anything: {anything}, raised: {raised}");
+        }
+        taskrun.found(false, true);
         assert!((0..Taskrun::DOUBT).all(|_| !taskrun.tells(true)));
         assert!(taskrun.tells(true));
-        taskrun.was_wrong();
+        taskrun.found(false, true);
         assert!(!taskrun.tells(true) && !taskrun.tells(false) && taskrun.tells(true));
     }
 

@@ -31,6 +31,24 @@ const BATCH: usize = 64;
 /// How often a signal is tried that the kernel has no memory for.
 const TRIES: u32 = 16;
 
+/// How often the first of the signals that are left was tried.
+#[derive(Default)]
+struct Tries(u32);
+
+impl Tries {
+    /// How many of those that are left are done with, one way or another.
+    fn taken(&mut self, submitted: Result<usize, Errno>) -> usize {
+        let taken = match submitted {
+            Ok(taken) => taken,
+            Err(Errno::AGAIN | Errno::INTR | Errno::NOMEM) if self.0 < TRIES => 0,
+            // The first is no eventfd, or closed: its owner's loss.
+            Err(_) => 1,
+        };
+        self.0 = if taken == 0 { self.0 + 1 } else { 0 };
+        taken
+    }
+}
+
 /// Signals event descriptors, those of a turn together.
 ///
 /// Nothing is allocated after it was made.
@@ -123,18 +141,12 @@ impl Signals {
             *pointer = ptr::from_mut(iocb);
         }
         let mut left = &mut pointers[..self.pending];
-        let mut tries = 0;
+        let mut tries = Tries::default();
         while !left.is_empty() {
             // The requests have completed when the call returns; their completions carry no news.
             while context.next().is_some() {}
             // SAFETY: the iocbs are this object's and live through the call; a read of no bytes touches no memory.
-            let taken = match unsafe { context.submit(left) } {
-                Ok(taken) => taken,
-                Err(Errno::AGAIN | Errno::INTR | Errno::NOMEM) if tries < TRIES => 0,
-                // The first is no eventfd, or closed: its owner's loss.
-                Err(_) => 1,
-            };
-            tries = if taken == 0 { tries + 1 } else { 0 };
+            let taken = tries.taken(unsafe { context.submit(left) });
             left = &mut left[taken..];
         }
         self.pending = 0;
@@ -200,6 +212,26 @@ mod tests {
             assert_eq!(count(&other), 1);
         }
         assert_eq!(count(&full), u64::MAX);
+    }
+
+    #[test]
+    fn a_signal_is_tried_sixteen_times_more_where_the_kernel_has_no_room_and_once_where_it_is_refused() {
+        let mut tries = Tries::default();
+        for again in [Errno::AGAIN, Errno::INTR, Errno::NOMEM] {
+            assert!((0..TRIES).all(|_| tries.taken(Err(again)) == 0));
+            assert_eq!(tries.taken(Err(again)), 1, "it is passed over");
+            assert_eq!(tries.taken(Err(again)), 0, "the next one has as many");
+            assert_eq!(tries.taken(Ok(3)), 3);
+        }
+        assert_eq!(tries.taken(Err(Errno::BADF)), 1);
+    }
+
+    #[test]
+    fn contexts_of_those_who_are_gone_are_there_for_others() {
+        // More than the other tests have at a time.
+        let all: Vec<_> = (0..64).map(|_| Signals::new().unwrap()).collect();
+        drop(all);
+        assert!(!spare().is_empty());
     }
 
     #[test]

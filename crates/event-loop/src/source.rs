@@ -51,9 +51,7 @@ pub trait Source: Send + Sized + 'static {
 
     /// Whether [`poll`](Self::poll) sees all the work there is. Of the rest the monitor tells alone, and whatever it tells of such
     /// a source is an event to the policy, which otherwise would not learn of work that a dispatch finds, and does, at once.
-    fn sees_all(&self) -> bool {
-        true
-    }
+    fn sees_all(&self) -> bool;
 
     /// Does the work there is. Also called when the source's descriptor or timer fired with no work behind it.
     fn dispatch(&mut self, backend: &mut Self::Backend, turn: &mut Turn);

@@ -249,6 +249,10 @@ impl Outside {
     pub fn is_armed(&self) -> bool {
         self.armed.load(Ordering::SeqCst) == 1
     }
+    /// A ring has been taken from since it was armed: what comes next does not show.
+    pub fn be_taken_from(&self) {
+        self.armed.store(0, Ordering::SeqCst);
+    }
     /// Adds work that nobody is told of.
     pub fn add(&self) {
         self.work.fetch_add(1, Ordering::SeqCst);

@@ -198,6 +198,21 @@ fn a_source_whose_work_slips_in_while_it_is_armed_need_not_ring_any_more_when_th
 }
 
 #[test]
+fn a_source_that_only_the_monitor_tells_of_is_armed_anew_after_each_dispatch() {
+    let mut target = EventLoop::new(options(MonitorChoice::Auto, Nanos::ZERO), |_ring| Echo::default()).unwrap();
+    let (mut bell, outside, hear) = bell();
+    let theirs = Arc::clone(&outside);
+    bell.act = Some(Box::new(move |_| theirs.be_taken_from()));
+    let id = target.attach(bell).map_err(|(_, e)| e).unwrap();
+    for _ in 0..3 {
+        target.turn().unwrap();
+        assert!(hear.try_iter().any(|heard| heard == Heard::Dispatched { work: 0 }));
+        assert!(outside.is_armed());
+        target.wake(id);
+    }
+}
+
+#[test]
 fn while_a_loop_spins_no_source_need_ring() {
     let options = options(MonitorChoice::Auto, Nanos::ZERO);
     let (handle, thread) = spawn::<Bell>(options, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();

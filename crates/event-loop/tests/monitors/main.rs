@@ -265,6 +265,46 @@ fn an_engine_that_leaves_with_a_completion_is_not_watched_any_more_when_it_is_cl
 }
 
 #[test]
+fn an_engine_that_has_left_is_heard_no_more_though_it_is_still_open() {
+    on_every_loop(|handle| {
+        let engine = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let ((tell, _heard), theirs) = (channel(), engine.try_clone().unwrap());
+        let (first, outside, hear) = bell();
+        let id = handle.attach(first).unwrap();
+        handle.call(move |target| target.backend().brought_in.push((theirs, tell))).unwrap();
+        let _still_open = handle.call(|target| target.backend().brought_in.pop()).unwrap();
+        // Whatever an engine announces ends what is kept.
+        handle.call(|target| target.backend().keeps = Some(Until::Announced)).unwrap();
+        outside.ring();
+        hear_work(&hear, 1);
+        rustix::io::write(&engine, &1u64.to_ne_bytes()).unwrap();
+        // Of one that has had no work yet only the monitor tells, which tells of the engine first.
+        let (second, outside, hear) = bell();
+        handle.attach(second).unwrap();
+        handle.call(|_| ()).unwrap();
+        outside.ring();
+        hear_work(&hear, 1);
+        let still_kept = handle.call(move |target| target.source(id).unwrap().in_flight).unwrap();
+        assert_eq!(still_kept, 1);
+        handle.call(|target| target.backend().release()).unwrap();
+    });
+}
+
+#[test]
+fn a_loop_answers_unless_it_is_stuck() {
+    let auto = options(MonitorChoice::Auto, Nanos::ZERO);
+    let (handle, thread) = spawn::<Bell>(auto, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    assert!(handle.answers_within(PATIENCE));
+    let (end, ends) = channel::<()>();
+    handle.send(move |_| ends.recv().unwrap());
+    assert!(!handle.answers_within(std::time::Duration::from_millis(1)));
+    end.send(()).unwrap();
+    assert!(handle.answers_within(PATIENCE));
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
+}
+
+#[test]
 fn an_engine_that_cannot_be_watched_keeps_no_other_from_being_heard() {
     let epoll = options(MonitorChoice::Epoll, Nanos::ZERO);
     let (handle, thread) = spawn::<Bell>(epoll, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
@@ -926,8 +966,11 @@ fn the_best_monitor_is_io_uring_then_epoll_then_ppoll_and_a_forced_one_that_is_m
         let made = |monitor| EventLoop::<Bell>::new(options(monitor, Nanos::ZERO), |_ring| Echo::default());
         assert_eq!(made(MonitorChoice::Auto).unwrap().monitor_name(), MonitorChoice::Epoll);
         assert_eq!(made(MonitorChoice::Ppoll).unwrap().monitor_name(), MonitorChoice::Ppoll);
-        let refused = made(MonitorChoice::IoUring).err().expect("it was forced").to_string();
-        assert!(refused.contains("io_uring"), "{refused}");
+        for refused in [made(MonitorChoice::IoUring).err(), MonitorChoice::IoUring.probe().err()] {
+            let refused = refused.expect("it was forced").to_string();
+            assert!(refused.contains("io_uring"), "{refused}");
+        }
+        MonitorChoice::Epoll.probe().unwrap();
         // As before Linux 5.11.
         refuse(libc::SYS_epoll_pwait2, libc::ENOSYS);
         assert_eq!(made(MonitorChoice::Auto).unwrap().monitor_name(), MonitorChoice::Ppoll);
