@@ -35,8 +35,6 @@ use super::server::Place;
 const INPUT: usize = 16 << 10;
 /// Data that an engine is given at a time.
 pub(super) const PART: u64 = 1 << 20;
-/// What an engine is given at a time of what takes no time.
-const NOTHING_TO_DO: u64 = 1 << 30;
 /// Data of one client's that takes memory.
 const WINDOW: usize = 4 << 20;
 /// Data of all clients of a lane's that takes memory, but for a part of each: who has none in memory may have that.
@@ -486,8 +484,8 @@ impl Client {
             Kind::WriteZeroes { .. } => core.disk.max_write_zeroes_bytes(),
             Kind::Flush | Kind::Status { .. } => 0,
         };
-        // Where nothing can be discarded a discard succeeds.
-        let len = left.min(if most == 0 { NOTHING_TO_DO } else { most });
+        // Where nothing can be discarded a discard succeeds at once.
+        let len = if most == 0 { left } else { left.min(most) };
         let data = if matches!(command.kind, Kind::Read | Kind::Write { .. } | Kind::Cache) { len as usize } else { 0 };
         if data > 0 {
             let is_full = self.memory + data > WINDOW || core.pool.taken() + data > LANE_WINDOW;

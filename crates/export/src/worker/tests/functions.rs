@@ -80,11 +80,20 @@ impl Machine {
 
     /// Makes a command available that has a place and a tag of its own.
     fn send(&mut self, tag: u64, cdb: &[u8]) {
-        self.send_with(tag, cdb, &[]);
+        self.send_with_room(tag, cdb, 512);
+    }
+
+    /// The same with room for so much data.
+    fn send_with_room(&mut self, tag: u64, cdb: &[u8], len: u32) {
+        self.add(tag, cdb, &[], len);
     }
 
     /// The same with data, instead of room for some.
     fn send_with(&mut self, tag: u64, cdb: &[u8], data: &[u8]) {
+        self.add(tag, cdb, data, 0);
+    }
+
+    fn add(&mut self, tag: u64, cdb: &[u8], data: &[u8], room: u32) {
         let (memory, driver) = &mut self.requests;
         let mut header = [0; 51];
         header[..8].copy_from_slice(&LUN);
@@ -95,7 +104,7 @@ impl Machine {
         let [header, response] = [Piece { addr: at, len: 51 }, Piece { addr: at + 0x80, len: 108 }];
         let given = Piece { addr: at + 0x200, len: data.len() as u32 };
         match data.is_empty() {
-            true => driver.add(&[header], &[response, Piece { len: 512, ..given }], tag).unwrap(),
+            true => driver.add(&[header], &[response, Piece { len: room, ..given }], tag).unwrap(),
             false => driver.add(&[header, given], &[response], tag).unwrap(),
         }
         driver.publish();
@@ -387,6 +396,30 @@ fn a_function_ends_what_waits_for_limits_though_there_is_no_room_to_pop_the_rest
     machine.turns();
     assert_eq!(machine.managed(answer), OK);
     assert!(!queue(&mut machine.io, id).keeps_places, "nobody waits for them in the limits");
+}
+
+/// Or a driver that always has more would have no answer.
+#[test]
+fn a_function_is_answered_when_its_command_has_ended_though_more_lies_in_the_ring_than_a_turn_takes() {
+    // Two with room for so much are what a turn takes in.
+    const LEN: u32 = TURN_BYTES as u32 / 2;
+    let mut machine = Machine::new(limited_disk());
+    let id = machine.id;
+    machine.read(1);
+    assert_eq!(machine.await_used(), 1, "there is room for one");
+    machine.read(2);
+    machine.turns();
+    let answer = machine.manage(ABORT_TASK, 2);
+    // The queue has caught up, and looks which command that is about.
+    machine.io.turn().unwrap();
+    (3..13).for_each(|tag| machine.send_with_room(tag, &[0; 6], LEN));
+    machine.io.turn().unwrap();
+    assert_eq!((machine.response(2), machine.managed(answer)), (ABORTED, NOTHING));
+    // The other queue hears of it, and answers.
+    machine.io.turn().unwrap();
+    machine.io.turn().unwrap();
+    assert_eq!(machine.managed(answer), OK);
+    assert!(queue(&mut machine.io, id).is_behind);
 }
 
 /// More than are taken up again in one turn, of a queue that nothing else wakes.
