@@ -64,7 +64,7 @@ fn compare(arguments: &Compare) -> Result<Overall> {
     let (a, b) = (read_all(a)?, read_all(b)?);
     let [first, second] = [&a, &b].map(|runs| runs.iter().collect::<Vec<_>>());
     let comparison = Comparison::of(&first, &second, arguments.threshold);
-    print!("{}", comparison.text());
+    crate::print(&comparison.text())?;
     if let Some(path) = &arguments.junit {
         std::fs::write(path, comparison.junit(arguments.force)?).with_context(|| path.display().to_string())?;
     }
@@ -73,7 +73,7 @@ fn compare(arguments: &Compare) -> Result<Overall> {
         let objections = comparison.objections.join("; ");
         crate::complain(&format!("the runs are unlike: {objections}. --force compares them nevertheless"));
     } else {
-        println!("{}: {}", sentence(overall), comparison.said());
+        crate::print(&format!("{}: {}\n", sentence(overall), comparison.said()))?;
     }
     Ok(overall)
 }

@@ -2,6 +2,8 @@
 //! `egret top`, `egret doctor`, `egret completions`, `egret man`.
 
 #![forbid(unsafe_code)]
+// It panics where it cannot be written, or nobody reads it any more: see `print`.
+#![deny(clippy::print_stdout)]
 
 mod bench;
 mod cli;

@@ -47,8 +47,7 @@ fn policy(name: &str) -> Result<PolicyKind, String> {
 /// Runs `egret replay`.
 pub fn run(arguments: &Replay) -> Result<()> {
     if arguments.list {
-        generated().for_each(|(name, note)| println!("{name:<20}  {note}"));
-        return Ok(());
+        return crate::print(&generated().map(|(name, note)| format!("{name:<20}  {note}\n")).collect::<String>());
     }
     let traces = arguments.traces.iter().map(|word| Named::find(word)).collect::<Result<Vec<_>, _>>()?.concat();
     let terms = Terms {
@@ -65,12 +64,10 @@ pub fn run(arguments: &Replay) -> Result<()> {
         std::fs::write(path, terms.picture(named, rows)).with_context(|| path.display().to_string())?;
     }
     if arguments.json {
-        println!("{:#}", serde_json::json!(rows.concat()));
-    } else {
-        let tables: Vec<_> = traces.iter().zip(&rows).map(|(named, rows)| table(named, rows)).collect();
-        print!("{}", tables.join("\n"));
+        return crate::print(&format!("{:#}\n", serde_json::json!(rows.concat())));
     }
-    Ok(())
+    let tables: Vec<_> = traces.iter().zip(&rows).map(|(named, rows)| table(named, rows)).collect();
+    crate::print(&tables.join("\n"))
 }
 
 /// One trace's heading and its table.

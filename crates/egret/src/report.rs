@@ -27,21 +27,18 @@ pub fn run(asked: &Report) -> Result<()> {
     if asked.mail {
         let [directory] = asked.runs.as_slice() else { bail!("--mail is of one run, got {}", asked.runs.len()) };
         let run = runner::read(directory)?;
-        print!("{}", report::mail(&Analysis::new(&run)).map_err(anyhow::Error::msg)?);
-        return Ok(());
+        return crate::print(&report::mail(&Analysis::new(&run)).map_err(anyhow::Error::msg)?);
     }
     if let ([directory], None) = (asked.runs.as_slice(), &asked.output) {
         report::write(&runner::read(directory)?, directory).with_context(|| directory.display().to_string())?;
-        println!("{}", directory.join(report::PAGE).display());
-        return Ok(());
+        return crate::print(&format!("{}\n", directory.join(report::PAGE).display()));
     }
     let output = asked.output.as_deref().unwrap_or(Path::new("egret-report.html"));
     let read = |directory: &PathBuf| Ok((link(directory, output), runner::read(directory)?));
     let runs = asked.runs.iter().map(read).collect::<Result<Vec<_>>>()?;
     let page = report::over_time(&runs).map_err(anyhow::Error::msg)?;
     std::fs::write(output, page).with_context(|| output.display().to_string())?;
-    println!("{}", output.display());
-    Ok(())
+    crate::print(&format!("{}\n", output.display()))
 }
 
 /// Where a run's own report is, seen from the page: beside it if both are in one folder, and else by its whole path.

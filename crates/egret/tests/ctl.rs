@@ -65,6 +65,11 @@ fn what_cannot_be_printed_is_an_error_and_what_nobody_reads_any_more_is_none() {
         &["config", "check", file_text],
         &["serve", "--config", file_text, "--monitor=stdio", "--print-config"],
         &["serve", "--object", "help"],
+        &["replay", "--list"],
+        &["replay", "builtin:tight"],
+        &["replay", "--json", "builtin:tight"],
+        &["bench", "--list"],
+        &["bench", "quick", "--dry-run"],
     ] {
         let run = |stdout: Stdio| {
             let Output { status, stderr, .. } = Command::new(binary()).args(words).stdout(stdout).output().unwrap();

@@ -114,8 +114,7 @@ fn worse(one: u8, other: u8) -> u8 {
 /// Does what is asked for, and tells how each run ended, as `Overall::exit_code` does.
 fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
     if asked.list {
-        print!("{}", list()?);
-        return Ok(());
+        return crate::print(&list()?);
     }
     if !asked.import.is_empty() {
         ended(bring_in(asked)?);
@@ -144,8 +143,8 @@ fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
     let plans = names.iter().map(whole).collect::<Result<Vec<_>>>()?;
     for (plan, left_out, peaks) in plans {
         if asked.dry_run {
-            left_out.iter().for_each(|text| println!("{text}"));
-            print!("{}", dry_run(&plan, asked));
+            let left_out: String = left_out.iter().map(|text| format!("{text}\n")).collect();
+            crate::print(&(left_out + &dry_run(&plan, asked)))?;
             continue;
         }
         let directory = asked
@@ -345,7 +344,7 @@ fn finish(asked: &Bench, run: &Run, directory: &Path) -> Result<u8> {
     if let Some(path) = &asked.junit {
         std::fs::write(path, junit::of_run(&analysis)?).with_context(|| path.display().to_string())?;
     }
-    println!("{}\n{}", summary(run, directory), analysis.verdict());
+    crate::print(&format!("{}\n{}\n", summary(run, directory), analysis.verdict()))?;
     Ok(match asked.check {
         true => analysis.overall().exit_code(),
         false => u8::from(analysis.failed_cells() > 0 || measured_cells(run) == 0),
