@@ -32,6 +32,8 @@ fn check(path: &Path) -> Result<String> {
     let file = ConfigFile::open(path)?;
     let config = file.config()?;
     config.check_nbd_server().map_err(|error| file.locate(&error))?;
+    let metrics = file.metrics.iter().map(|address| ("metrics".to_owned(), address));
+    config.check_sockets(metrics).map_err(|error| file.locate(&error))?;
     let mut warnings = config.warnings();
     if config.exports.is_empty() {
         warnings.push("nothing to serve: give an --export or a --monitor beside it".to_owned());
@@ -65,6 +67,14 @@ mod tests {
         .unwrap();
         let error = check(&file).unwrap_err().to_string();
         assert!(error.contains("egret.toml:8: export 'e': type=nbd needs --nbd-server"), "{error}");
+        std::fs::write(
+            &file,
+            "[[blockdev]]\nnode-name = 'n'\ndriver = 'null-co'\n\n[[export]]\nid = 'e'\nnode-name = 'n'\n\
+             type = 'vhost-user-blk'\naddr = { type = 'unix', path = '/s' }\n\n[metrics]\npath = '/s'\n",
+        )
+        .unwrap();
+        let error = check(&file).unwrap_err().to_string();
+        assert!(error.ends_with("egret.toml:11: metrics: path /s is taken by export 'e'"), "{error}");
         std::fs::write(&file, "[[blockdev]]\nnode-name = 'n'\ndriver = 'null-oc'\n").unwrap();
         let error = check(&file).unwrap_err().to_string();
         assert!(error.ends_with(

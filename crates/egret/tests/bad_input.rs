@@ -150,6 +150,11 @@ fn a_line_with_one_mistake_is_refused_with_its_name_and_the_fix() {
         (format!("--object iothread,id=io0 --object iothread,id=io0 {DISK} {EXPORT}"), &["io0"]),
         (format!("{DISK} {EXPORT} {}", EXPORT.replace("$socket", "$socket2")), &["e0"]),
         (format!("{DISK} {EXPORT} {}", EXPORT.replace("id=e0", "id=e1")), &["$socket"]),
+        (format!("{DISK} {EXPORT} --metrics unix:$socket"), &["metrics", "$socket is taken by export 'e0'"]),
+        (
+            format!("{DISK} {EXPORT} --chardev socket,id=c0,server=on,path=$socket --monitor c0"),
+            &["chardev 'c0'", "$socket is taken by export 'e0'"],
+        ),
         // Options and properties that nobody knows; the nearest one that somebody does.
         (format!("{DISK} {EXPORT} --exprot x"), &["--exprot", "--export"]),
         (with_thread(",poll-wieght=3"), &["poll-wieght", "poll-weight"]),

@@ -1,7 +1,7 @@
 //! Where monitors and metrics are found: a UNIX socket, a TCP port, or a socket that the daemon inherits.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::options;
 use crate::schema::{Access, Descriptor, LONGEST_SOCKET_PATH, Mode, Problem, ValueType};
@@ -37,6 +37,16 @@ pub enum Address {
         /// Whether others than this host may reach it.
         remote: bool,
     },
+}
+
+impl Address {
+    /// Where the socket is made, if a UNIX socket is.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Unix { path, .. } => Some(path),
+            Self::Tcp { .. } | Self::Inherited { .. } => None,
+        }
+    }
 }
 
 options! {

@@ -19,6 +19,16 @@ pub struct Chardev {
     pub backend: Backend,
 }
 
+impl Chardev {
+    /// Where it listens, if it is a socket.
+    pub fn address(&self) -> Option<&Address> {
+        match &self.backend {
+            Backend::Socket(address) => Some(address),
+            Backend::Stdio => None,
+        }
+    }
+}
+
 /// What a chardev is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {

@@ -3,15 +3,16 @@
 mod file;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 
+use crate::address::Address;
 use crate::disk::{Disk, Settings};
 use crate::nearest::hint;
 use crate::schema::{
-    Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Device, Discard, Driver, Endpoint, Export, IoThread, NbdServer,
-    Object, ObjectError, Problem, Secret, Throttle, ThrottleGroup, TlsCreds, UnixAddr, default_memory_max,
+    Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Device, Discard, Driver, Endpoint, Export, IoThread, NbdAddr,
+    NbdServer, Object, ObjectError, Problem, Secret, Throttle, ThrottleGroup, TlsCreds, UnixAddr, default_memory_max,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -344,16 +345,43 @@ impl Config {
         Ok(())
     }
 
-    fn check_addresses(&self) -> Result<(), ObjectError> {
-        let mut taken: BTreeMap<PathBuf, &Export> = BTreeMap::new();
-        for export in &self.exports {
+    /// The UNIX sockets that are made for its objects: whose each is, and where.
+    pub fn sockets(&self) -> impl Iterator<Item = (String, &Path)> {
+        let server = self.nbd_server.iter().filter_map(|server| match &server.addr {
+            NbdAddr::Unix(UnixAddr { path }) => Some(("nbd-server".to_owned(), path)),
+            NbdAddr::Inet(_) => None,
+        });
+        let exports = self.exports.iter().filter_map(|export| match export.addr()? {
+            Addr::Unix(UnixAddr { path }) => Some((export.subject(), path)),
             // A descriptor is given to one, and a monitor's client may give its name to the next.
-            let Some(Addr::Unix(UnixAddr { path })) = export.addr() else { continue };
-            if let Some(other) = taken.insert(absolute(path), export) {
-                let problem = format!("addr.path {path} is taken by {}", other.subject());
-                return Err(export.error(Problem::Together(problem)));
+            Addr::Fd(_) => None,
+        });
+        server.chain(exports).map(|(whose, path)| (whose, Path::new(path)))
+    }
+
+    /// Checks that no two sockets are to be made in one place, of its own and of `others`.
+    ///
+    /// # Errors
+    /// Whose the second is, and whose the first.
+    pub fn check_sockets<'a>(
+        &'a self,
+        others: impl IntoIterator<Item = (String, &'a Address)>,
+    ) -> Result<(), ObjectError> {
+        let own = self.sockets().map(|(whose, path)| (whose, "addr.path", path));
+        let others = others.into_iter().filter_map(|(whose, address)| Some((whose, "path", address.path()?)));
+        let mut taken = BTreeMap::new();
+        for (subject, key, path) in own.chain(others) {
+            let place = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+            if let Some(other) = taken.insert(place, subject.clone()) {
+                let problem = Problem::Together(format!("{key} {} is taken by {other}", path.display()));
+                return Err(ObjectError { subject, problem });
             }
         }
+        Ok(())
+    }
+
+    fn check_addresses(&self) -> Result<(), ObjectError> {
+        self.check_sockets([])?;
         let mut names: BTreeMap<&str, &Export> = BTreeMap::new();
         for export in &self.exports {
             let Device::Nbd(device) = &export.device else { continue };
@@ -415,10 +443,6 @@ fn described(blockdev: &Blockdev) -> String {
         Driver::Rbd(rbd) => format!("({}, {})", blockdev.driver.word(), rbd.spec()),
         driver => format!("({})", driver.word()),
     }
-}
-
-fn absolute(path: &str) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| Path::new(path).to_owned())
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use egret_confine::{ConfineError, Confinement, Files, Identity, Missing};
 use egret_vocabulary::Address;
 use egret_vocabulary::Config;
 use egret_vocabulary::disk::Bottom;
-use egret_vocabulary::schema::{Addr, NbdAddr, NbdEndpoint, NbdPlace, UnixAddr};
+use egret_vocabulary::schema::{NbdAddr, NbdEndpoint, NbdPlace};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chownat};
 use thiserror::Error;
 
@@ -178,19 +178,8 @@ pub fn give(identity: &Identity, config: &Config, places: &Places<'_>) -> Result
 
 /// The UNIX sockets that are made.
 fn sockets<'a>(config: &'a Config, places: &Places<'a>) -> impl Iterator<Item = &'a Path> {
-    let exports = config.exports.iter().filter_map(|export| match export.addr()? {
-        Addr::Unix(UnixAddr { path }) => Some(Path::new(path)),
-        Addr::Fd(_) => None,
-    });
-    let nbd = config.nbd_server.iter().filter_map(|server| match &server.addr {
-        NbdAddr::Unix(UnixAddr { path }) => Some(Path::new(path)),
-        NbdAddr::Inet(_) => None,
-    });
-    let others = places.addresses.clone().into_iter().filter_map(|address| match address {
-        Address::Unix { path, .. } => Some(path.as_path()),
-        Address::Tcp { .. } | Address::Inherited { .. } => None,
-    });
-    exports.chain(nbd).chain(others)
+    let others = places.addresses.clone().into_iter().filter_map(Address::path);
+    config.sockets().map(|(_, path)| path).chain(others)
 }
 
 fn give_one(identity: &Identity, path: &Path) -> io::Result<()> {

@@ -22,7 +22,7 @@ use egret_loadgen::machine::allow_many_descriptors;
 use egret_polling::trace::MAGIC;
 use egret_vocabulary::Address;
 use egret_vocabulary::Config;
-use egret_vocabulary::chardev::{Backend, Monitor};
+use egret_vocabulary::chardev::Monitor;
 use egret_vocabulary::schema::{AddFd, Addr, Descriptor, FdAddr};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::LevelFilter;
@@ -262,10 +262,7 @@ fn log(level: LevelFilter) -> Result<WorkerGuard> {
 
 /// Options beside the configuration's objects.
 fn places(life: &Life) -> Places<'_> {
-    let monitors = life.monitors.iter().filter_map(|monitor| match &monitor.chardev.backend {
-        Backend::Socket(address) => Some(address),
-        Backend::Stdio => None,
-    });
+    let monitors = life.monitors.iter().filter_map(|monitor| monitor.chardev.address());
     Places {
         addresses: monitors.chain(&life.metrics).collect(),
         pidfile: life.pidfile.as_deref(),

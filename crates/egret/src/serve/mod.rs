@@ -158,6 +158,9 @@ pub fn run(arguments: Serve) -> Result<()> {
     let file = arguments.config.as_deref().map(ConfigFile::open).transpose()?.unwrap_or_default();
     let metrics = metrics_place(&arguments, &file)?;
     let config = config(&arguments, file)?;
+    let chardevs = monitors.iter().map(|monitor| &monitor.chardev);
+    let chardevs = chardevs.filter_map(|chardev| Some((format!("chardev '{}'", chardev.id), chardev.address()?)));
+    config.check_sockets(chardevs.chain(metrics.iter().map(|address| ("metrics".to_owned(), address))))?;
     let of_disk = arguments.disk.as_deref().and_then(one_disk::warning);
     for warning in config.warnings().into_iter().chain(of_disk) {
         // A daemon serves though nobody can be told.

@@ -93,6 +93,8 @@ impl ConfigFile {
         let mut file = Self { name: name.to_owned(), ..Self::default() };
         for (key, value) in root.get_ref() {
             let (kind, at) = (key.get_ref().as_ref(), key.span().start);
+            let is_single = [METRICS, NBD_SERVER].contains(&kind);
+            file.locations.extend(is_single.then(|| (kind.to_owned(), Location { line: line(at), keys: Vec::new() })));
             if kind == METRICS {
                 let read = read_table(METRICS, value, metrics::from_keys);
                 file.metrics = Some(read.map_err(|(at, what)| complain(at, what))?);

@@ -1,6 +1,9 @@
+use serde_json::json;
+
 use super::*;
 use crate::disk::Bottom;
 use crate::keyval;
+use crate::schema::Spelling;
 
 fn objects<T: Object>(texts: &[&str], implied: &str) -> Vec<T> {
     let object = |text: &&str| {
@@ -172,6 +175,24 @@ fn a_read_only_disk_has_no_writable_export() {
 fn two_exports_do_not_share_an_address() {
     let e1 = "id=e1,node-name=d0,addr.type=unix,addr.path=/./a";
     assert_eq!(error(&[], &[NULL], &[EXPORT, e1]), "export 'e1': addr.path /./a is taken by export 'e0'");
+}
+
+#[test]
+fn whatever_listens_has_a_socket_of_its_own() {
+    let mut config = config(&[], &[NULL], &[EXPORT]).unwrap();
+    let metrics = crate::metrics::address("unix:/m").unwrap();
+    let at = |whose: &str| (whose.to_owned(), &metrics);
+    config.check_sockets([at("metrics")]).unwrap();
+    let error = config.check_sockets([at("metrics"), at("chardev 'c'")]).unwrap_err().to_string();
+    assert_eq!(error, "chardev 'c': path /m is taken by metrics");
+    let server = json!({"addr": {"type": "unix", "path": "/m"}});
+    config.nbd_server = Some(NbdServer::from_value(server, Spelling::Typed).unwrap());
+    let error = config.check_sockets([at("metrics")]).unwrap_err().to_string();
+    assert_eq!(error, "metrics: path /m is taken by nbd-server");
+    let server = json!({"addr": {"type": "unix", "path": "/a"}});
+    config.nbd_server = Some(NbdServer::from_value(server, Spelling::Typed).unwrap());
+    let error = config.checked().unwrap_err().to_string();
+    assert_eq!(error, "export 'e0': addr.path /a is taken by nbd-server");
 }
 
 #[test]
