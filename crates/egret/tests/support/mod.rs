@@ -89,16 +89,24 @@ pub fn await_some<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     await_within(PATIENCE, what, look)
 }
 
-/// [`await_some`] with another patience.
+/// [`await_some`] with another patience, which lasts longer where others want the processors as well.
 pub fn await_within<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(begin.elapsed() < patience, "waited {patience:?} for {what}");
+        let waited = begin.elapsed();
+        assert!(waited < patience || waited < patience.mul_f64(crowd()), "waited {waited:?} for {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// How many want each processor, at the average of the last minute: as many times longer takes what one could do alone.
+fn crowd() -> f64 {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let wanting: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(1.0);
+    (wanting / std::thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64)).clamp(1.0, 10.0)
 }
 
 /// [`await_some`] for a plain condition.

@@ -32,7 +32,7 @@ pub const RING_EVENT_IDX: u64 = 1 << 29;
 
 /// Waits for what shows on no descriptor.
 pub fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
-    let patience_ends = Instant::now() + Duration::from_secs(30);
+    let patience_ends = Instant::now() + Duration::from_secs(120);
     while !is_so() {
         assert!(Instant::now() < patience_ends, "waited in vain for {what}");
         std::thread::yield_now();

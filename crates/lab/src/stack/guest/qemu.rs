@@ -21,8 +21,8 @@ use crate::stack::{Context, Disk, Unable};
 
 /// How long QEMU may take to open its sockets.
 const TO_START: Duration = Duration::from_secs(30);
-/// How long a guest may take to boot: one under emulation, on a machine with other things to do, is slow.
-const TO_BOOT: Duration = Duration::from_secs(180);
+/// How long a guest may take to boot: one under emulation, on a machine with many other things to do, is slow.
+const TO_BOOT: Duration = Duration::from_secs(600);
 /// How long one takes on KVM, and more: it boots in a second or two.
 const TO_TRY_KVM: Duration = Duration::from_secs(20);
 /// The serial number of the disk of applications, by which the guest tells it from the others.
