@@ -149,9 +149,12 @@ mod tests {
         );
         let line = read("secret,id=s,data=hidden!,format=base64").unwrap().bytes().unwrap_err();
         assert!(line.starts_with("it is not base64: ") && !line.contains("hidden"), "{line}");
-        for data in ["31337", "{\"a\": 31337}", "\"3\\u00001337\""] {
+        for (data, quotes) in [("31337", ", in quotes"), ("{\"a\": 31337}", ""), ("\"3\\u00001337\"", "")] {
             let line = read(&format!("{{\"qom-type\": \"secret\", \"id\": \"s\", \"data\": {data}}}")).unwrap_err();
-            assert_eq!(line, "secret 's': data must be text of at most 65536 bytes, got something else");
+            assert_eq!(
+                line,
+                format!("secret 's': data must be text of at most 65536 bytes{quotes}, got something else")
+            );
         }
     }
 }

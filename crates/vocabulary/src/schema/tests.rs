@@ -488,6 +488,26 @@ fn typed_sources_have_typed_values() {
     assert_eq!(read(json!({"id": "a", "poll-weight": 5})).unwrap().poll_weight, Some(5));
     let cpus = read(json!({"id": "a", "cpu-affinity": [3, 1]})).unwrap().cpu_affinity.unwrap();
     assert_eq!(cpus.to_string(), "1,3");
+    assert_eq!(read(json!({"id": "a", "cpu-affinity": 0})).unwrap().cpu_affinity.unwrap().to_string(), "0");
+    assert_eq!(
+        read(json!({"id": "a", "cpu-affinity": -1})).unwrap_err(),
+        "iothread 'a': cpu-affinity must be processor numbers (0-3,8) or a list of them, got -1"
+    );
+    assert_eq!(
+        read(json!({"id": 5})).unwrap_err(),
+        "iothread without id: id must be a name (a letter, then letters, digits, '-', '.', '_'), in quotes, got 5"
+    );
+    let export = |mode: Value| {
+        let addr = json!({"type": "unix", "path": "s"});
+        let export = json!({"type": "vhost-user-blk", "id": "e", "node-name": "d", "addr": addr, "mode": mode});
+        Export::from_value(export, Spelling::Typed).map_err(|error| error.to_string())
+    };
+    assert!(export(json!("0660")).is_ok());
+    assert_eq!(
+        export(json!(432)).unwrap_err(),
+        "export 'e': mode must be octal permissions (0600), in quotes, got 432"
+    );
+    assert_eq!(export(json!("0o660")).unwrap_err(), "export 'e': mode must be octal permissions (0600), got '0o660'");
     assert_eq!(
         read(json!({"id": "a", "poll-weight": "5"})).unwrap_err(),
         "iothread 'a': poll-weight must be a number without quotes, 0..=63, got '5'"

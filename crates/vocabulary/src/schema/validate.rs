@@ -101,12 +101,13 @@ impl Validator {
                 (_, Value::String(text)) if self.spelling == Spelling::Typed => format!("'{text}'"),
                 _ => shown(&value),
             };
-            Problem::must(at, self.allowed(kind, value.is_string()), got)
+            Problem::must(at, self.allowed(kind, &value), got)
         })
     }
 
-    /// What would be right, of a value that is text or is not.
-    fn allowed(&self, kind: &ValueType, is_text: bool) -> String {
+    /// What would be right, where this was given.
+    fn allowed(&self, kind: &ValueType, given: &Value) -> String {
+        let is_text = given.is_string();
         let quotes = if is_text { " without quotes" } else { "" };
         match kind {
             _ if self.spelling == Spelling::Text => kind.to_string(),
@@ -118,6 +119,15 @@ impl Validator {
                 if is_text =>
             {
                 format!("a number{quotes}, {kind}")
+            }
+            ValueType::Text(..)
+            | ValueType::Hidden(..)
+            | ValueType::Mode
+            | ValueType::Name(..)
+            | ValueType::Descriptor
+                if given.is_number() || given.is_boolean() =>
+            {
+                format!("{kind}, in quotes")
             }
             _ => kind.to_string(),
         }
@@ -218,12 +228,11 @@ impl Validator {
     }
 
     fn cpus(&self, value: &Value) -> Option<Cpus> {
+        let cpu = |value| u16::try_from(self.number(value, 0, Cpus::LARGEST.into())?).ok();
         match value {
-            Value::Array(list) => {
-                let cpu = |value| u16::try_from(self.number(value, 0, Cpus::LARGEST.into())?).ok();
-                Cpus::new(list.iter().map(cpu).collect::<Option<Vec<_>>>()?)
-            }
-            value => value.as_str()?.parse().ok(),
+            Value::Array(list) => Cpus::new(list.iter().map(cpu).collect::<Option<Vec<_>>>()?),
+            Value::String(text) => text.parse().ok(),
+            value => Cpus::new(vec![cpu(value)?]),
         }
     }
 
