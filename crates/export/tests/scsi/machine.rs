@@ -292,23 +292,29 @@ pub fn listening_on(io: &[&IoThread], num_queues: u16, disk: Arc<Disk>) -> (Unix
 pub fn listening_with(on: OnError, io: &[&IoThread], num_queues: u16, disk: Arc<Disk>) -> (UnixStream, Export) {
     let errors = ErrorPolicy { rerror: on, werror: on, timeout: None };
     let config = |address| ExportConfig { errors, ..export_config(address) };
-    listening_as(config, io, num_queues, disk)
+    listening_as(config, io, num_queues, unit("first"), disk)
 }
 
 /// Of a session that is kept when it ends, or was.
 pub fn listening_and(keeping: Keeping, io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
-    listening_as(|address| ExportConfig { keeping, ..export_config(address) }, &[io], 1, disk)
+    listening_of(unit("first"), keeping, io, disk)
+}
+
+/// Likewise, of this unit.
+pub fn listening_of(unit: Arc<LogicalUnit>, keeping: Keeping, io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
+    listening_as(|address| ExportConfig { keeping, ..export_config(address) }, &[io], 1, unit, disk)
 }
 
 fn listening_as(
     config: impl FnOnce(Address) -> ExportConfig,
     io: &[&IoThread],
     num_queues: u16,
+    unit: Arc<LogicalUnit>,
     disk: Arc<Disk>,
 ) -> (UnixStream, Export) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let config = config(Address::Fd(theirs.into()));
-    let (device, luns) = (ScsiConfig { num_queues, queue_size: 128 }, vec![(FIRST, unit("first"), disk)]);
+    let (device, luns) = (ScsiConfig { num_queues, queue_size: 128 }, vec![(FIRST, unit, disk)]);
     let loops = io.iter().map(|io| io.0.clone()).collect();
     (ours, Export::start_scsi(config, device, luns, loops).unwrap())
 }

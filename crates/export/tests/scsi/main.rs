@@ -16,7 +16,9 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Export, ExportError, Keeping, KeptSession, OpStats, QueueStats};
+use egret_export::{
+    Change, Export, ExportError, Keeper, Keeping, KeptSession, LogicalUnit, LunConfig, OpStats, QueueStats, Registered,
+};
 use egret_virtio::RequestType;
 use egret_virtio::scsi::LunAddress;
 use egret_vring::memory::Region;
@@ -25,6 +27,7 @@ use egret_vring::ring::{InflightConfig, PACKED_BASE, Piece};
 use machine::*;
 use peer::gate::Gate;
 use peer::{GET_VRING_BASE, IoThread, RESET_DEVICE, RING_PACKED, SET_INFLIGHT_FD, longs, words};
+use stopped::{RESERVATION_CONFLICT, reserve_out};
 use waiting::{await_waiting, manage_to_wait};
 
 #[test]
@@ -174,13 +177,7 @@ fn a_function_that_was_sent_while_no_daemon_was_there_comes_after_the_commands_t
 fn a_function_that_was_sent_while_a_session_was_kept_comes_after_the_command_that_was_sent_with_it() {
     let io = IoThread::start();
     let gate = Gate::new();
-    let (stream, export) = listening_and(Keeping::Keeps, &io, disk(Nanos::ZERO));
-    let mut machine = Machine::new(stream, Layout::Split);
-    let record = InflightConfig { queues: 3, queue_size: 16, packed: false };
-    let record = Region::anonymous(0, record.bytes()).unwrap();
-    machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
-    machine.start_rings();
-    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    let (mut machine, export) = recorded(&io);
     let kept = KeptSession::gather(export.end_and_keep().1.unwrap()).remove(0);
     machine.send(FIRST, &READ, 4096);
     machine.manage(ABORT_TASK);
@@ -195,6 +192,45 @@ fn a_function_that_was_sent_while_a_session_was_kept_comes_after_the_command_tha
     // Somewhere that is no memory.
     machine.offer(REQUESTS, &[Piece { addr: 0, len: 51 }], &[Piece { addr: DATA + 0x800, len: 108 }]);
     await_signal(&machine.rings[REQUESTS as usize].err);
+}
+
+/// A machine with a record of what is in flight, whose session is kept when its export ends.
+fn recorded(io: &IoThread) -> (Machine, Export) {
+    let (stream, export) = listening_and(Keeping::Keeps, io, disk(Nanos::ZERO));
+    let mut machine = Machine::new(stream, Layout::Split);
+    let record = InflightConfig { queues: 3, queue_size: 16, packed: false };
+    let record = Region::anonymous(0, record.bytes()).unwrap();
+    machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
+    machine.start_rings();
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    (machine, export)
+}
+
+/// Where others have taken its registration away meanwhile, and that is on stable storage.
+#[derive(Debug)]
+struct Fenced;
+
+impl Keeper for Fenced {
+    fn store(&self, _table: Registered, _change: Change) {}
+}
+
+#[test]
+fn who_was_fenced_while_its_session_was_kept_stays_fenced() {
+    let io = IoThread::start();
+    let (mut machine, export) = recorded(&io);
+    let (register, keys) = reserve_out(0, 0, 7);
+    machine.send_with(FIRST, &register, &keys, 0);
+    assert_eq!(machine.answer(), GOOD);
+    let kept = KeptSession::gather(export.end_and_keep().1.unwrap()).remove(0);
+    let config = LunConfig { capacity_bytes: 64 * MIB, serial: "first".into(), ..LunConfig::default() };
+    let unit = Arc::new(LogicalUnit::kept(config, &Registered::default(), Arc::new(Fenced)).unwrap());
+    let (_, mut next) = listening_of(unit, Keeping::Kept, &io, disk(Nanos::ZERO));
+    assert!(next.go_on_with(Some(kept.take().unwrap())).is_none());
+    // That its registration was preempted.
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), (0, 2, 0x2a));
+    let (reserve, keys) = reserve_out(1, 7, 0);
+    machine.send_with(FIRST, &reserve, &keys, 0);
+    assert_eq!(machine.answer(), (0, RESERVATION_CONFLICT, 0));
 }
 
 #[test]
