@@ -581,7 +581,11 @@ impl<'a> Session<'a> {
                         return Ok(false);
                     }
                 }
-                activated => return Ok(activated.map(|()| true)?),
+                activated => {
+                    activated?;
+                    // Whoever left meanwhile has nothing more done: somebody else may have had them since.
+                    return Ok(!self.connection.is_hung_up()?);
+                }
             }
         }
     }

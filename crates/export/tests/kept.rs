@@ -18,6 +18,7 @@ use egret_vring::memory::Region;
 use egret_vring::ring::{InflightConfig, PACKED_BASE, Piece};
 use egret_vring::vhost_user::{F_LOG_ALL, NO_FD};
 
+use peer::gate::Gate;
 use peer::*;
 use rustix::event::{EventfdFlags, eventfd};
 use vm::*;
@@ -401,6 +402,34 @@ fn a_session_whose_rings_wait_for_a_disk_that_another_has_locked_is_kept_as_well
         kept = end(next);
         drop(locked);
     }
+}
+
+#[test]
+fn what_lies_in_the_rings_of_a_client_that_dies_while_its_session_waits_for_a_lock_is_not_done() {
+    let (image, gate, dir) = (Image::new(), Gate::new(), tempfile::tempdir().unwrap());
+    let address = || Address::Path(dir.path().join("socket"));
+    let connect = || UnixStream::connect(dir.path().join("socket")).unwrap();
+    let export = |keeping| {
+        let config = ExportConfig { keeping, ..export_config(address()) };
+        Export::start(config, blk_config(MIB, QUEUES), gate.lockable_disk(), vec![image.1.0.clone()]).unwrap()
+    };
+    gate.open();
+    let first = export(Keeping::Keeps);
+    let mut vm = Vm::boot(connect(), Rings { packed: false, event_idx: false, size: 16 });
+    vm.reads(0, 7);
+    let kept = end(first);
+    vm.request(0, 1, 7);
+    let locked = gate.locked();
+    gate.shut();
+    gate.keep_locks();
+    gate.take_given();
+    let mut next = export(Keeping::Kept);
+    assert!(next.go_on_with(Some(kept.take().unwrap())).is_none());
+    await_that("its disk to be locked", || gate.locked() > locked);
+    drop(vm);
+    gate.open();
+    agreed(connect());
+    assert_eq!(gate.take_given(), []);
 }
 
 #[test]
