@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -58,7 +58,8 @@ pub struct Kept {
 #[derive(Debug)]
 pub struct KeptSession {
     export: String,
-    sockets: Vec<OwnedFd>,
+    /// What lies in them is the client's.
+    sockets: Vec<FromPeer>,
 }
 
 /// Which of a session's sockets this is.
@@ -91,8 +92,8 @@ impl Kept {
 impl KeptSession {
     /// The sessions that lie in these sockets. Others, and what is not all there, are let go.
     pub fn gather(sockets: impl IntoIterator<Item = OwnedFd>) -> Vec<Self> {
-        let mut found: BTreeMap<(u64, String), Vec<(Place, OwnedFd)>> = BTreeMap::new();
-        for socket in sockets {
+        let mut found: BTreeMap<(u64, String), Vec<(Place, FromPeer)>> = BTreeMap::new();
+        for socket in sockets.into_iter().map(FromPeer::from) {
             if let Some((place, export)) = Place::of(&socket) {
                 found.entry((place.session, export)).or_default().push((place, socket));
             }
@@ -122,11 +123,12 @@ impl KeptSession {
         }
         let mut fds = fds.into_iter();
         let (file, client) = fds.next().zip(fds.next()).ok_or_else(foreign)?;
-        let file = File::from(file);
+        let file = File::from(file.into_fd());
         let mut words = vec![0; file.metadata()?.len().min(LONGEST) as usize];
         file.read_exact_at(&mut words, 0)?;
-        let (state, said) = read_words(&words, fds.map(PeerFd::new)).ok_or_else(foreign)?;
-        Ok(Kept { client: client.into(), state, said })
+        let fds = fds.map(|fd| PeerFd::new(fd.into_fd()));
+        let (state, said) = read_words(&words, fds).ok_or_else(foreign)?;
+        Ok(Kept { client, state, said })
     }
 }
 
@@ -146,7 +148,7 @@ impl Place {
     }
 
     /// What lies in a socket, and whose it is. It stays there.
-    fn of(socket: &OwnedFd) -> Option<(Self, String)> {
+    fn of(socket: impl AsFd) -> Option<(Self, String)> {
         let mut bytes = [0; HEADER + LONGEST_NAME];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let len =
@@ -160,7 +162,7 @@ impl Place {
 }
 
 /// What lies in a socket is ours from here on.
-fn receive(socket: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
+fn receive(socket: &FromPeer) -> io::Result<Vec<FromPeer>> {
     let mut bytes = [0; HEADER];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -173,7 +175,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
-    Ok(rights.flatten().collect())
+    Ok(rights.flatten().map(FromPeer::from).collect())
 }
 
 fn foreign() -> io::Error {
@@ -226,10 +228,14 @@ fn read_words(mut words: &[u8], mut fds: impl Iterator<Item = PeerFd>) -> Option
 mod tests {
     use std::collections::HashSet;
     use std::io::Read as _;
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
+    use egret_event_loop::closer;
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::io::{FdFlags, fcntl_getfd};
+    use rustix::net::sockopt::set_socket_linger;
 
     use super::*;
 
@@ -247,6 +253,38 @@ mod tests {
 
     fn shape(said: &[Said]) -> Vec<(u32, usize, usize)> {
         said.iter().map(|said| (said.number, said.body.len(), said.fds.len())).collect()
+    }
+
+    /// A socket that waits for an hour when it is closed, and its other end.
+    fn lingering() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let theirs = listener.accept().unwrap().0;
+        ours.set_nonblocking(true).unwrap();
+        while let Ok(1..) = (&ours).write(&[0; 1 << 16]) {}
+        set_socket_linger(&ours, Some(Duration::from_secs(3600))).unwrap();
+        (ours, theirs)
+    }
+
+    #[test]
+    fn who_lets_go_of_what_a_client_has_handed_over_does_not_wait_until_it_is_closed() {
+        closer::begin().unwrap();
+        let (mut theirs, mut sockets) = (Vec::new(), Vec::new());
+        // One whose file says nothing, and one of which a part is missing.
+        for (session, of) in [(1, 1), (2, 2)] {
+            let (ours, other) = lingering();
+            let [file, client] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+            let place = Place { session, at: 0, of };
+            sockets.push(place.store("e0", &[file.as_fd(), client.as_fd(), ours.as_fd()]).unwrap());
+            theirs.push(other);
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let found = KeptSession::gather(sockets);
+            let taken: Vec<_> = found.into_iter().map(|session| session.take().is_err()).collect();
+            tell.send(taken).unwrap();
+        });
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(vec![true]));
     }
 
     #[test]
