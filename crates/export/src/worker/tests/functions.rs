@@ -39,6 +39,16 @@ impl Machine {
         Self::made(64, None, errors, disk, None)
     }
 
+    /// One whose command 2 does.
+    fn with_a_command_that_waits_for_limits() -> Self {
+        let mut machine = Self::new(limited_disk());
+        machine.read(1);
+        assert_eq!(machine.await_used(), 1, "there is room for one");
+        machine.read(2);
+        machine.turns();
+        machine
+    }
+
     /// One with a record of what is in flight.
     fn recorded(disk: Arc<Disk>, inflight: &Inflight) -> Self {
         Self::made(64, None, &ErrorHandling::new("e", ErrorPolicy::default()), disk, Some(inflight))
@@ -379,12 +389,8 @@ fn a_function_ends_what_waits_for_a_failed_disk_though_there_is_no_room_to_pop_t
 /// Nothing else makes room: what is in flight waits for its disk's limits, longer than any test.
 #[test]
 fn a_function_ends_what_waits_for_limits_though_there_is_no_room_to_pop_the_rest_of_its_ring() {
-    let mut machine = Machine::new(limited_disk());
+    let mut machine = Machine::with_a_command_that_waits_for_limits();
     let id = machine.id;
-    machine.read(1);
-    assert_eq!(machine.await_used(), 1, "there is room for one");
-    machine.read(2);
-    machine.turns();
     queue(&mut machine.io, id).iovecs += MOST_IOVECS - 1;
     machine.read(3);
     machine.turns();
@@ -403,12 +409,8 @@ fn a_function_ends_what_waits_for_limits_though_there_is_no_room_to_pop_the_rest
 fn a_function_is_answered_when_its_command_has_ended_though_more_lies_in_the_ring_than_a_turn_takes() {
     // Two with room for so much are what a turn takes in.
     const LEN: u32 = TURN_BYTES as u32 / 2;
-    let mut machine = Machine::new(limited_disk());
+    let mut machine = Machine::with_a_command_that_waits_for_limits();
     let id = machine.id;
-    machine.read(1);
-    assert_eq!(machine.await_used(), 1, "there is room for one");
-    machine.read(2);
-    machine.turns();
     let answer = machine.manage(ABORT_TASK, 2);
     // The queue has caught up, and looks which command that is about.
     machine.io.turn().unwrap();
