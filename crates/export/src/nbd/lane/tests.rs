@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use egret_disk::{
     BlockLimits, Blocks, DebugEvent, DebugRules, Driver, Engine, EngineError, EngineOptions, FlushError, InjectError,
@@ -369,6 +370,9 @@ fn what_was_asked_for_before_a_farewell_is_answered_though_nothing_more_can_come
         fixture.io.turn().unwrap();
     }
     let mut answer = Vec::new();
+    // Who closes it need not have done that yet.
+    client.set_nonblocking(false).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     client.read_to_end(&mut answer).unwrap();
     assert_eq!(answer.len(), 16 + 512);
 }

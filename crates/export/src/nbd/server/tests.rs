@@ -120,6 +120,9 @@ fn who_wants_no_more_is_answered_and_hung_up_on() {
     hall.guests.push(guest);
     hall.serve_guests(&[true]);
     let mut told = Vec::new();
+    // Who closes it need not have done that yet.
+    client.set_nonblocking(false).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     client.read_to_end(&mut told).unwrap();
     assert_eq!(kinds(&told), [answer::ACK]);
 }
