@@ -542,7 +542,7 @@ impl<'a> Session<'a> {
     fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
         // Before anything is read of rings and record that it begins with: nobody writes to them any more who has the disks.
         if !self.activate()? {
-            // It is time to stop: whoever goes on with the session starts it.
+            // It is time to stop, and whoever goes on with the session starts it; or there is nobody any more.
             return Ok(());
         }
         let Some(config) = self.queue_config(index)? else { return Ok(()) };

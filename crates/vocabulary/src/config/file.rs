@@ -355,6 +355,11 @@ iothread = \"io0\"
                 "[metrics]\nhost = \"localhost\"\nport = 0",
                 "egret.toml:3: metrics: port must be 1..=65535, got 0",
             ),
+            (
+                "# Two disks on one thread.",
+                "[nbd-server]\naddr = { type = \"unix\", path = \"/n\" }\ntls-creds = \"t\"",
+                "egret.toml:1: nbd-server: tls-creds: there is no tls-creds-x509 't'; there are none",
+            ),
             ("# Two", "memory-max = 1 #", "egret.toml:1: memory-max must be 1048576..=140737488355328 bytes, got 1"),
             ("[[iothread]]", "[[iothred]]", "egret.toml:2: unknown key 'iothred'; did you mean 'iothread'?"),
             ("[[iothread]]", "[iothread]", "egret.toml:2: iothread must be tables: write [[iothread]]"),
