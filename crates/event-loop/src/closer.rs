@@ -449,26 +449,14 @@ impl Drop for Timer {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::io::Read;
 
     use rustix::io::Errno;
-    use rustix::net::sockopt::set_socket_linger;
 
     use super::*;
+    use crate::lingering::lingering;
     use crate::refuse::refuse;
     use crate::rights::tests::send_fd;
-
-    /// A socket that waits for an hour when it is closed, and its other end.
-    fn lingering() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let theirs = listener.accept().unwrap().0;
-        ours.set_nonblocking(true).unwrap();
-        while let Ok(1..) = (&ours).write(&[0; 1 << 16]) {}
-        set_socket_linger(&ours, Some(Duration::from_secs(3600))).unwrap();
-        (ours, theirs)
-    }
 
     /// What is dropped after it is closed.
     fn goes_on() {

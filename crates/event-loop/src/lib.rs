@@ -29,6 +29,9 @@ mod doorbell;
 mod entry;
 mod event_loop;
 mod handle;
+#[cfg(test)]
+#[path = "../tests/lingering/mod.rs"]
+mod lingering;
 mod mailbox;
 mod monitor;
 mod notifier;

@@ -228,16 +228,15 @@ fn read_words(mut words: &[u8], mut fds: impl Iterator<Item = PeerFd>) -> Option
 mod tests {
     use std::collections::HashSet;
     use std::io::Read as _;
-    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
     use egret_event_loop::closer;
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::io::{FdFlags, fcntl_getfd};
-    use rustix::net::sockopt::set_socket_linger;
 
     use super::*;
+    use crate::lingering::lingering;
 
     /// A session of an export, whose messages have so many descriptors each, and the client's end of it.
     fn kept(fds: &[usize]) -> (Kept, UnixStream) {
@@ -253,17 +252,6 @@ mod tests {
 
     fn shape(said: &[Said]) -> Vec<(u32, usize, usize)> {
         said.iter().map(|said| (said.number, said.body.len(), said.fds.len())).collect()
-    }
-
-    /// A socket that waits for an hour when it is closed, and its other end.
-    fn lingering() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let theirs = listener.accept().unwrap().0;
-        ours.set_nonblocking(true).unwrap();
-        while let Ok(1..) = (&ours).write(&[0; 1 << 16]) {}
-        set_socket_linger(&ours, Some(Duration::from_secs(3600))).unwrap();
-        (ours, theirs)
     }
 
     #[test]

@@ -23,6 +23,9 @@ mod errors;
 mod export;
 mod kept;
 mod latency;
+#[cfg(test)]
+#[path = "../../event-loop/tests/lingering/mod.rs"]
+mod lingering;
 mod listener;
 mod luns;
 mod memory_file;

@@ -2,11 +2,13 @@
 //!
 //! Requests that go through rings are tested with real clients and hostile guests beside the command.
 
+#[path = "../../event-loop/tests/lingering/mod.rs"]
+mod lingering;
 mod peer;
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
@@ -20,10 +22,10 @@ use egret_vring::memory::{MemoryBudget, MemoryLimits, MemoryRules, Region};
 use egret_vring::ring::{Inflight, InflightConfig};
 use egret_vring::vhost_user::F_LOG_ALL;
 
+use lingering::lingering;
 use peer::gate::{Gate, SIZE};
 use peer::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::sockopt::set_socket_linger;
 
 const REPLY_ACK: u64 = 1 << 3;
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -811,12 +813,7 @@ fn what_is_to_be_signalled_is_an_eventfd_or_what_calls_user_mode_linux_a_unix_st
 fn a_descriptor_of_a_client_s_that_takes_long_to_close_holds_up_nobody() {
     closer::begin().unwrap();
     let io = IoThread::start();
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let _reads_nothing = listener.accept().unwrap();
-    socket.set_nonblocking(true).unwrap();
-    while let Ok(1..) = (&socket).write(&[0; 1 << 16]) {}
-    set_socket_linger(&socket, Some(Duration::from_secs(3600))).unwrap();
+    let (socket, _reads_nothing) = lingering();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut peer = Peer(ours);
     peer.say(SET_VRING_CALL, 0, &longs(&[0]), &[socket.as_fd()]);

@@ -1,18 +1,21 @@
 //! Sockets that wait for an hour when they are closed, sent along to whoever may close them: in messages of every kind, on
 //! sockets of every kind.
 
+#[path = "../../../event-loop/tests/lingering/mod.rs"]
+mod socket;
+
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use egret_nbd::protocol::{ANSWER_MAGIC, Headers, answer, command, option};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::process::{Signal, geteuid};
 use serde_json::json;
+use socket::lingering;
 
 use crate::scene::MIB;
 use crate::support::http::get;
@@ -31,12 +34,7 @@ struct Lingering {
 
 impl Lingering {
     fn new() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let socket = TcpStream::connect(listener.local_addr().expect("its own")).expect("it listens");
-        let (peer, _) = listener.accept().expect("the other end");
-        socket.set_nonblocking(true).expect("our own socket");
-        while let Ok(1..) = (&socket).write(&[0; 1 << 16]) {}
-        set_socket_linger(&socket, Some(Duration::from_secs(3600))).expect("our own socket");
+        let (socket, peer) = lingering();
         Self { socket, peer }
     }
 
